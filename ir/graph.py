@@ -1,0 +1,115 @@
+"""The graph: SSA values, ops in order, no regions. Everything here is immutable; a pass builds the next graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ir.dims import Bounds, Dim
+from ir.types import Type
+
+Attr = Any  # bool | int | float | str | sympy expression | tuple of these
+Attrs = Mapping[str, Attr]
+
+
+@dataclass(frozen=True)
+class Value:
+    """A graph input or the result of one op. Its name is unique in the graph; text: `%name`."""
+
+    name: str
+    type: Type
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A constant array kept outside the graph, found by name; text: `@name: type`."""
+
+    name: str
+    type: Type
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A literal operand; it takes the element type of the operands beside it."""
+
+    value: bool | int | float
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Scalar):
+            return NotImplemented
+        return type(self.value) is type(other.value) and repr(self.value) == repr(other.value)
+
+    def __hash__(self) -> int:
+        return hash(repr(self.value))
+
+
+Arg = Value | Weight | Scalar | None  # None: an optional operand that is absent; text: `_`
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation. `loc` is the path of the module it came from and survives rewrites."""
+
+    kind: str
+    args: tuple[Arg, ...]
+    attrs: Attrs
+    outs: tuple[Value, ...]
+    loc: str = ""
+
+    @property
+    def out(self) -> Value:
+        """The only result."""
+        (value,) = self.outs
+        return value
+
+    @property
+    def values(self) -> Iterator[Value]:
+        """The operands that are values of the graph."""
+        return (a for a in self.args if isinstance(a, Value))
+
+    def attr(self, name: str, default: Attr = None) -> Attr:
+        return self.attrs.get(name, default)
+
+    def with_attrs(self, **attrs: Attr) -> Op:
+        return replace(self, attrs={**self.attrs, **attrs})
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A program from inputs to outputs.
+
+    dims: bounds of each symbol, (low, high or None). arena: sizes in bytes of the buffers that plan_memory laid out;
+    an op's `at` attribute indexes them.
+    """
+
+    name: str
+    dims: Mapping[str, Bounds]
+    inputs: tuple[Value, ...]
+    ops: tuple[Op, ...]
+    outputs: tuple[Value, ...]
+    arena: tuple[Dim, ...] = field(default=())
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """Every weight that an op reads, once, in order of first use."""
+        seen = {a.name: a for op in self.ops for a in op.args if isinstance(a, Weight)}
+        return tuple(seen.values())
+
+    def producers(self) -> dict[str, Op]:
+        """The op that makes each value, by value name; graph inputs have none."""
+        return {out.name: op for op in self.ops for out in op.outs}
+
+    def users(self) -> dict[str, list[Op]]:
+        """The ops that read each value, by value name; graph outputs are not counted."""
+        table: dict[str, list[Op]] = {}
+        for op in self.ops:
+            for value in dict.fromkeys(op.values):
+                table.setdefault(value.name, []).append(op)
+        return table
+
+    def input(self, name: str) -> Value:
+        for value in self.inputs:
+            if value.name == name:
+                return value
+        raise KeyError(f"graph @{self.name} has no input %{name}")
