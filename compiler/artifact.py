@@ -1,0 +1,157 @@
+"""Writing the engine artifact: a directory beside the target, filled, hashed and then moved into place.
+
+The format is docs/artifact.md. Until the last rename nothing of a compile is visible at the artifact's path, so that a
+compile which is interrupted or killed leaves what was there before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from compiler.errors import CompileError
+
+FORMAT = "octavo"
+VERSION = 1
+CHUNK_BYTES = 8 << 20
+
+
+class ArtifactWriter:
+    """A context in which an artifact is filled; leaving it without `finish` removes every trace.
+
+    Raises CompileError where `out` cannot be written or is something else than an artifact and `force` is not set.
+    """
+
+    def __init__(self, out: Path, force: bool = False) -> None:
+        self.out = Path(os.path.abspath(out))
+        self.force = force
+        self.root = self.out.parent / f".{self.out.name}.partial-{os.getpid()}"
+        check_replaceable(self.out, force)
+
+    def __enter__(self) -> ArtifactWriter:
+        remove_abandoned(self.out)
+        shutil.rmtree(self.root, ignore_errors=True)
+        self.root.mkdir(parents=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def path(self, relative: str) -> Path:
+        """Where a file of the artifact is written; its directory is made."""
+        path = self.root / relative
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def write(self, relative: str, content: str | bytes) -> None:
+        data = content.encode() if isinstance(content, str) else content
+        self.path(relative).write_bytes(data)
+
+    def relative(self, path: Path) -> str:
+        """A written file's path as the manifest spells it."""
+        return path.resolve().relative_to(self.root.resolve()).as_posix()
+
+    def finish(self, manifest: dict[str, Any]) -> Path:
+        """Add the files' hashes and the digest to the manifest, write it, and move the artifact into place."""
+        manifest = {"format": FORMAT, "version": VERSION, **manifest, "files": hash_files(self.root)}
+        manifest["digest"] = manifest_digest(manifest)
+        self.write("manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+        replace_directory(self.root, self.out)
+        return self.out
+
+
+def check_replaceable(out: Path, force: bool) -> None:
+    """Refuse to replace anything that is not an artifact."""
+    if not out.parent.is_dir():
+        raise CompileError(f"{out.parent}: there is no such directory to write {out.name} into. Make it first.")
+    if not os.access(out.parent, os.W_OK):
+        raise CompileError(f"{out.parent}: not writable. Choose another place with -o.")
+    if not out.exists() and not out.is_symlink():
+        return
+    if out.is_symlink() or not out.is_dir():
+        raise CompileError(f"{out}: exists and is not a directory. Choose another name with -o, or remove it.")
+    if force or is_artifact(out) or not any(out.iterdir()):
+        return
+    raise CompileError(
+        f"{out}: exists and is not an engine artifact. Choose another name with -o, or replace it with --force."
+    )
+
+
+def is_artifact(path: Path) -> bool:
+    """Whether a directory has a manifest that calls it an engine artifact, of whatever version."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(manifest, dict) and manifest.get("format") == FORMAT
+
+
+def remove_abandoned(out: Path) -> None:
+    """Remove what killed compiles of the same artifact left behind: directories whose process is gone."""
+    for path in out.parent.glob(f".{out.name}.partial-*"):
+        owner = path.name.rpartition("-")[2]
+        if owner.isdigit() and not _is_running(int(owner)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def replace_directory(new: Path, out: Path) -> None:
+    """Move `new` to `out`; what was at `out` stays readable to those who have it open, and is removed."""
+    old = out.parent / f".{out.name}.old-{os.getpid()}"
+    if out.exists():
+        os.rename(out, old)
+    try:
+        os.rename(new, out)
+    except OSError:
+        if old.exists():
+            os.rename(old, out)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def hash_files(root: Path) -> dict[str, dict[str, Any]]:
+    """Bytes and hash of every file under `root` but the manifest, by relative path."""
+    paths = sorted(p for p in root.rglob("*") if p.is_file() and p != root / "manifest.json")
+    return {p.relative_to(root).as_posix(): {"bytes": p.stat().st_size, "sha256": hash_file(p)} for p in paths}
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 over the SHA-256 digests of the file's 8 MiB chunks; the chunks are hashed in parallel."""
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        digests = pool.map(lambda chunk: _hash_chunk(path, *chunk), _chunks(path.stat().st_size))
+        return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
+def _chunks(size: int) -> Iterator[tuple[int, int]]:
+    return ((start, min(CHUNK_BYTES, size - start)) for start in range(0, size, CHUNK_BYTES))
+
+
+def _hash_chunk(path: Path, start: int, length: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(start)
+        return hashlib.sha256(file.read(length)).digest()
+
+
+def manifest_digest(manifest: dict[str, Any]) -> str:
+    """SHA-256 of the manifest's canonical JSON without the digest itself."""
+    body = {key: value for key, value in manifest.items() if key != "digest"}
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()

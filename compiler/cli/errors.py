@@ -1,0 +1,41 @@
+"""One line per error, and the exit code that says whose fault it was."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+from compiler.errors import CompileError
+from runtime.errors import OctavoError
+
+BAD_INPUT = 2
+OUR_FAULT = 1
+INPUT_ERRORS = (CompileError, OctavoError, FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+
+
+def debug_level() -> int:
+    """The level of the environment variable DEBUG, 0 where unset or not a number."""
+    text = os.environ.get("DEBUG", "0")
+    return int(text) if text.isdigit() else 0
+
+
+def report(error: BaseException) -> int:
+    """Print an error to stderr, with its traceback where DEBUG is set, and return the exit code."""
+    if debug_level():
+        traceback.print_exception(error)
+    if isinstance(error, INPUT_ERRORS):
+        print(f"octavo: {describe(error)}", file=sys.stderr)
+        return BAD_INPUT
+    print(
+        f"octavo: internal error: {type(error).__name__}: {error}\n"
+        "This is a fault of Octavo's. DEBUG=1 shows where; a report with the command and --dump-ir's files helps.",
+        file=sys.stderr,
+    )
+    return OUR_FAULT
+
+
+def describe(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror or type(error).__name__}. Check the path and its permissions."
+    return str(error)
