@@ -38,4 +38,4 @@ def compile(
     return compile_artifact(
         source, Path(out), target=target, dtype=dtype, max_context=max_context, isa=isa, check=check,
         dump_ir=None if dump_ir is None else Path(dump_ir), force=force, progress=progress,
-    )  # fmt: skip
+    )
