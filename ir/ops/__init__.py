@@ -1,0 +1,10 @@
+"""The op table: every op kind, declared once."""
+
+from ir.ops import attention, linear, pointwise, reduce, shape
+from ir.ops.base import ANNOTATIONS, REQUIRED, Call, InferError, OpDef, RefCall
+
+OPS: dict[str, OpDef] = {
+    op.kind: op for op in (*pointwise.OPS, *shape.OPS, *reduce.OPS, *linear.OPS, *attention.OPS)
+}
+
+__all__ = ["ANNOTATIONS", "OPS", "REQUIRED", "Call", "InferError", "OpDef", "RefCall"]

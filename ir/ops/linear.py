@@ -1,0 +1,145 @@
+"""Embedding, matrix products, normalisation and rotary embedding: the ops that work on a row of features."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ir.ops.base import REQUIRED, Array, Call, OpDef, RefCall, broadcast, common_dtype
+from ir.ops.pointwise import ACTIVATIONS
+from ir.types import DType, Tensor, Type
+
+
+def _embed(call: Call) -> tuple[Type, ...]:
+    ids, w = call.tensor(0), call.tensor(1)
+    if not ids.dtype.is_integer or w.rank != 2:
+        call.fail("needs integer ids and a table [V,H]")
+    dtype = w.dtype if call.attrs["dtype"] is None else DType(call.attrs["dtype"])
+    return (Tensor(dtype, (*ids.shape, w.shape[1])),)
+
+
+def _matmul(call: Call) -> tuple[Type, ...]:
+    x, y = call.tensor(0), call.tensor(1)
+    if x.rank < 2 or y.rank < 2 or x.shape[-1] != y.shape[-2]:
+        call.fail(f"{list(x.shape)} and {list(y.shape)} do not multiply")
+    batch = broadcast(call, [x.shape[:-2], y.shape[:-2]])
+    return (Tensor(common_dtype(call), (*batch, x.shape[-2], y.shape[-1])),)
+
+
+def _linear(call: Call) -> tuple[Type, ...]:
+    x, w, bias, residual = call.tensor(0), call.tensor(1), call.optional(2), call.optional(3)
+    gated, activation = call.attrs["gated"], call.attrs["activation"]
+    if w.rank != 2 or x.rank < 1 or x.shape[-1] != w.shape[1]:
+        call.fail(f"x {list(x.shape)} and w {list(w.shape)} do not fit: w is [N,K]")
+    if activation not in ACTIVATIONS:
+        call.fail(f"no activation {activation!r}; there are {sorted(ACTIVATIONS)}")
+    outputs: Any = w.shape[0]
+    if gated and outputs % 2:
+        call.fail(f"gated needs an even number of outputs, not {outputs}")
+    if bias is not None and bias.shape != (outputs,):
+        call.fail(f"bias {list(bias.shape)} is not [{outputs}]")
+    result = Tensor(x.dtype, (*x.shape[:-1], outputs // 2 if gated else outputs))
+    if residual is not None and residual != result:
+        call.fail(f"residual {list(residual.shape)} is not {list(result.shape)}")
+    return (result,)
+
+
+def _norm(call: Call) -> tuple[Type, ...]:
+    x, rank = call.tensor(0), call.attrs["rank"]
+    if not 1 <= rank <= x.rank:
+        call.fail(f"rank {rank} is not in 1..{x.rank}")
+    for index in range(1, len(call.types)):
+        weight = call.optional(index)
+        if weight is not None and broadcast(call, [x.shape, weight.shape]) != x.shape:
+            call.fail(f"weight {list(weight.shape)} does not broadcast to {list(x.shape)}")
+    return (x,)
+
+
+def _rope(call: Call) -> tuple[Type, ...]:
+    x, cos, sin, offset = call.tensor(0), call.tensor(1), call.tensor(2), call.attrs["offset"]
+    width: Any = x.shape[-1]
+    pairs: Any = cos.shape[-1]
+    if cos != sin:
+        call.fail(f"cos {list(cos.shape)} and sin {list(sin.shape)} differ")
+    if offset < 0 or offset + 2 * pairs > width:
+        call.fail(f"{pairs} pairs from {offset} do not fit a head of {width}")
+    if broadcast(call, [x.shape[:-1], cos.shape[:-1]]) != x.shape[:-1]:
+        call.fail(f"cos {list(cos.shape)} does not broadcast over {list(x.shape)}")
+    return (x,)
+
+
+def _embed_reference(call: RefCall) -> tuple[Array]:
+    rows, dtype = call.args[1][call.args[0]], call.attrs["dtype"]
+    return (
+        rows.astype(call.float_type)
+        if dtype == DType.F32
+        else rows
+        if dtype is None
+        else rows.astype(DType(dtype).numpy),
+    )
+
+
+def _linear_reference(call: RefCall) -> tuple[Array]:
+    x, w, bias, residual = call.args[0], call.args[1], call.arg(2), call.arg(3)
+    y = x @ np.asarray(w, dtype=x.dtype).T
+    if bias is not None:
+        y = y + np.asarray(bias, dtype=x.dtype)
+    activate = ACTIVATIONS[call.attrs["activation"]]
+    if call.attrs["gated"]:
+        gate, up = np.split(y, 2, axis=-1)
+        y = activate(gate) * up
+    else:
+        y = activate(y)
+    y = y if residual is None else y + residual
+    return (np.asarray(y, dtype=x.dtype),)
+
+
+def _scaled(call: RefCall, y: Any) -> tuple[Array]:
+    dtype = call.args[0].dtype
+    weight, bias = call.arg(1), call.arg(2)
+    y = y if weight is None else y * np.asarray(weight, dtype=dtype)
+    return (np.asarray(y if bias is None else y + np.asarray(bias, dtype=dtype), dtype=dtype),)
+
+
+def _rms_norm_reference(call: RefCall) -> tuple[Array]:
+    """x / sqrt(mean(x^2) + eps) * w (arXiv 1910.07467)."""
+    x = call.args[0]
+    axes = tuple(range(-call.attrs["rank"], 0))
+    return _scaled(call, x / np.sqrt(np.mean(x * x, axis=axes, keepdims=True) + call.attrs["eps"]))
+
+
+def _layer_norm_reference(call: RefCall) -> tuple[Array]:
+    """(x - mean) / sqrt(var + eps) * w + b (arXiv 1607.06450)."""
+    x = call.args[0]
+    axes = tuple(range(-call.attrs["rank"], 0))
+    centred = x - x.mean(axis=axes, keepdims=True)
+    return _scaled(
+        call, centred / np.sqrt(np.mean(centred * centred, axis=axes, keepdims=True) + call.attrs["eps"])
+    )
+
+
+def _rope_reference(call: RefCall) -> tuple[Array]:
+    """Rotary embedding (arXiv 2104.09864) of 2P elements from `offset`; the rest passes through."""
+    x, cos, sin = call.args
+    offset, pairs = call.attrs["offset"], cos.shape[-1]
+    out = x.copy()
+    if call.attrs["interleaved"]:
+        a, b = slice(offset, offset + 2 * pairs, 2), slice(offset + 1, offset + 2 * pairs, 2)
+    else:
+        a, b = slice(offset, offset + pairs), slice(offset + pairs, offset + 2 * pairs)
+    out[..., a] = x[..., a] * cos - x[..., b] * sin
+    out[..., b] = x[..., b] * cos + x[..., a] * sin
+    return (out,)
+
+
+_LINEAR = {"activation": "none", "gated": False}
+
+OPS: tuple[OpDef, ...] = (
+    OpDef("embed", ("ids", "w"), _embed, _embed_reference, {"dtype": None}),
+    OpDef("matmul", ("x", "y"), _matmul, lambda c: (np.matmul(c.args[0], c.args[1]),)),
+    OpDef("linear", ("x", "w", "b?", "residual?"), _linear, _linear_reference, _LINEAR),
+    OpDef("rms_norm", ("x", "w?"), _norm, _rms_norm_reference, {"eps": REQUIRED, "rank": 1}),
+    OpDef("layer_norm", ("x", "w?", "b?"), _norm, _layer_norm_reference, {"eps": REQUIRED, "rank": 1}),
+    OpDef("rope", ("x", "cos", "sin"), _rope, _rope_reference, {"interleaved": False, "offset": 0}),
+)
