@@ -25,17 +25,27 @@ def compile(
 ) -> Path:
     """Compile a checkpoint into the artifact directory `out` and return its path.
 
-    source: a Hugging Face directory, a GGUF file, a torch.nn.Module or an exported program. dtype: of the weights, f32 or
-    bf16 (arithmetic accumulates in f32). max_context: longest sequence, default the model's own. isa: the ISA levels
-    to build, default all that the compiler can. check: run the reference interpreter before and after every pass and
-    against the compiled forward. dump_ir: a directory that gets the graph after every pass. force: replace a directory at
-    `out` that is not an artifact; an artifact is replaced in any case, and only when the new one is whole.
+    source: a Hugging Face directory, a GGUF file, a torch.nn.Module or an exported program. dtype: of the
+    weights, f32 or bf16 (arithmetic accumulates in f32). max_context: longest sequence, default the model's own.
+    isa: the ISA levels to build, default all that the compiler can. check: run the reference interpreter before
+    and after every pass, and against the compiled forward. dump_ir: a directory that gets the graph after every
+    pass. force: replace a directory at `out` that is not an artifact; an artifact is replaced in any case, and only
+    when the new one is whole.
 
     Raises compiler.errors.CompileError with what was wrong, where, and what to do.
     """
-    from compiler.driver import compile_artifact  # here, so that `import compiler` needs neither sympy nor torch
+    # Imported here so that `import compiler`, which every subcommand does, needs neither sympy nor torch.
+    from compiler.driver import compile_artifact
 
     return compile_artifact(
-        source, Path(out), target=target, dtype=dtype, max_context=max_context, isa=isa, check=check,
-        dump_ir=None if dump_ir is None else Path(dump_ir), force=force, progress=progress,
+        source,
+        Path(out),
+        target=target,
+        dtype=dtype,
+        max_context=max_context,
+        isa=isa,
+        check=check,
+        dump_ir=None if dump_ir is None else Path(dump_ir),
+        force=force,
+        progress=progress,
     )

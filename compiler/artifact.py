@@ -1,7 +1,7 @@
 """Writing the engine artifact: a directory beside the target, filled, hashed and then moved into place.
 
-The format is docs/artifact.md. Until the last rename nothing of a compile is visible at the artifact's path, so that a
-compile which is interrupted or killed leaves what was there before.
+The format is docs/artifact.md. Until the last rename nothing of a compile is visible at the artifact's path, so
+that a compile which is interrupted or killed leaves what was there before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHUNK_BYTES = 8 << 20
 class ArtifactWriter:
     """A context in which an artifact is filled; leaving it without `finish` removes every trace.
 
-    Raises CompileError where `out` cannot be written or is something else than an artifact and `force` is not set.
+    Raises CompileError where `out` cannot be written, or is not an artifact and `force` is not set.
     """
 
     def __init__(self, out: Path, force: bool = False) -> None:
@@ -61,7 +61,7 @@ class ArtifactWriter:
         return path.resolve().relative_to(self.root.resolve()).as_posix()
 
     def finish(self, manifest: dict[str, Any]) -> Path:
-        """Add the files' hashes and the digest to the manifest, write it, and move the artifact into place."""
+        """Complete the manifest with hashes and digest, write it, and move the artifact into place."""
         manifest = {"format": FORMAT, "version": VERSION, **manifest, "files": hash_files(self.root)}
         manifest["digest"] = manifest_digest(manifest)
         self.write("manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
@@ -72,17 +72,17 @@ class ArtifactWriter:
 def check_replaceable(out: Path, force: bool) -> None:
     """Refuse to replace anything that is not an artifact."""
     if not out.parent.is_dir():
-        raise CompileError(f"{out.parent}: there is no such directory to write {out.name} into. Make it first.")
+        raise CompileError(f"{out.parent}: there is no such directory to write to. Make it first.")
     if not os.access(out.parent, os.W_OK):
         raise CompileError(f"{out.parent}: not writable. Choose another place with -o.")
     if not out.exists() and not out.is_symlink():
         return
     if out.is_symlink() or not out.is_dir():
-        raise CompileError(f"{out}: exists and is not a directory. Choose another name with -o, or remove it.")
+        raise CompileError(f"{out}: exists and is not a directory. Choose another with -o, or remove it.")
     if force or is_artifact(out) or not any(out.iterdir()):
         return
     raise CompileError(
-        f"{out}: exists and is not an engine artifact. Choose another name with -o, or replace it with --force."
+        f"{out}: exists and is not an engine artifact. Choose another with -o, or replace it with --force."
     )
 
 
@@ -129,8 +129,10 @@ def replace_directory(new: Path, out: Path) -> None:
 
 def hash_files(root: Path) -> dict[str, dict[str, Any]]:
     """Bytes and hash of every file under `root` but the manifest, by relative path."""
-    paths = sorted(p for p in root.rglob("*") if p.is_file() and p != root / "manifest.json")
-    return {p.relative_to(root).as_posix(): {"bytes": p.stat().st_size, "sha256": hash_file(p)} for p in paths}
+    files = sorted(p for p in root.rglob("*") if p.is_file() and p != root / "manifest.json")
+    return {
+        f.relative_to(root).as_posix(): {"bytes": f.stat().st_size, "sha256": hash_file(f)} for f in files
+    }
 
 
 def hash_file(path: Path) -> str:

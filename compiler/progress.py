@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ir.graph import Graph
+    from ir.rewrite import Miss
 
 
 class Progress:
-    """Receives a compile's stages in order: import, one per pass, generate, pack, build, verify."""
+    """Receives a compile's stages in order: import, one per pass, generate, pack, build, hash, verify."""
 
     def note(self, text: str) -> None:
         """A line worth reading, such as what is about to be built and how large it is."""
@@ -17,8 +22,11 @@ class Progress:
     def advance(self, done: int, total: int) -> None:
         """How far the current stage is, in units of its own."""
 
-    def graph(self, stage: Any) -> None:
-        """A pass has run: its graph, its count and its reasons (compiler.pipeline.Stage)."""
+    def graph(self, name: str, graph: Graph, count: int, misses: Sequence[Miss]) -> None:
+        """A pass has run: its graph, how many places it changed, and its near misses."""
 
-    def sources(self, files: dict[str, str]) -> None:
+    def lowered(self, graph: Graph) -> None:
+        """The graph that code is generated from."""
+
+    def sources(self, files: Mapping[str, str]) -> None:
         """The generated source, by file name."""

@@ -11,7 +11,7 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
 ) -> None:
     if _unexplained_skips(terminalreporter):
-        terminalreporter.write_line("CI runs every test: a skip is allowed only where its reason says 'needs a GPU'.")
+        terminalreporter.write_line("In CI a test may be skipped only for a reason that says 'needs a GPU'.")
 
 
 @pytest.hookimpl(trylast=True)

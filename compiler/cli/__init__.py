@@ -1,1 +1,1 @@
-"""The `octavo` command: one file per subcommand. What is heavy is imported inside the subcommand that needs it."""
+"""The `octavo` command: one file per subcommand, each importing what is heavy only when it runs."""

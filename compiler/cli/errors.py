@@ -11,7 +11,14 @@ from runtime.errors import OctavoError
 
 BAD_INPUT = 2
 OUR_FAULT = 1
-INPUT_ERRORS = (CompileError, OctavoError, FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+INPUT_ERRORS = (
+    CompileError,
+    OctavoError,
+    FileNotFoundError,
+    NotADirectoryError,
+    IsADirectoryError,
+    PermissionError,
+)
 
 
 def debug_level() -> int:
@@ -37,5 +44,7 @@ def report(error: BaseException) -> int:
 
 def describe(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror or type(error).__name__}. Check the path and its permissions."
+        return (
+            f"{error.filename}: {error.strerror or type(error).__name__}. Check the path and its permissions."
+        )
     return str(error)

@@ -14,15 +14,21 @@ import typer
 def command(
     engine: Annotated[Path, typer.Argument(help="An engine artifact, NAME.octavo.")],
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from stdin.")],
-    chat: Annotated[bool, typer.Option("--chat", help="The prompt is a user's message to a chat model.")] = False,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="The prompt is a user's message to a chat model.")
+    ] = False,
     max_new_tokens: Annotated[int, typer.Option(help="Stop after this many tokens.", min=1)] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0.0)] = 0.0,
     top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.", min=0)] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens up to this probability.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Keep tokens at least this likely, relative to the best.")] = 0.0,
+    min_p: Annotated[
+        float, typer.Option(help="Keep tokens at least this likely, relative to the best.")
+    ] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Equal seeds give equal text.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
-    logprobs: Annotated[int | None, typer.Option(help="With --json: the k best alternatives per token.")] = None,
+    logprobs: Annotated[
+        int | None, typer.Option(help="With --json: the k best alternatives per token.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Default: the cores this process may use.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
@@ -41,8 +47,14 @@ def command(
     loaded = runtime.load(engine, threads=threads)
     try:
         options = dict(
-            max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-            seed=seed, stop=stop or None, logprobs=logprobs,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
+            stop=stop or None,
+            logprobs=logprobs,
         )
         if as_json:
             (completion,) = runtime.generate(loaded, prompts, **options)

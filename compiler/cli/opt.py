@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from compiler.errors import CompileError
+
+if TYPE_CHECKING:
+    from ir.graph import Graph
 
 
 def command(
@@ -20,36 +23,42 @@ def command(
 ) -> None:
     """Read a graph's text, run passes over it, and print the text of the result.
 
-    octavo opt model.ir -p canonicalize,fuse_norm
+    octavo opt 00-import.ir -p canonicalize,fuse_norm
 
-    octavo inspect model.octavo --ir graph | octavo opt - -p 'dce,cse'
+    octavo inspect model.octavo --ir graph | octavo opt - -p dce,cse
     """
+    from compiler.pass_text import describe, parse_passes
+    from compiler.pipeline import PASSES
+    from ir.text import print_graph
+    from ir.verify import verify
+    from passes.base import PassError
+
     if list_passes:
-        return _list()
-    from compiler.passes_text import parse_passes
-    from ir import text, verify
-
-    graph = text.parse(_read(file), file=file)
-    verify.verify(graph)
-    for each in parse_passes(passes):
-        result = each.run(graph)
+        print("\n".join(describe(kind) for kind in PASSES))
+        return
+    wanted = parse_passes(passes, PASSES)
+    graph = _read(file)
+    for each in wanted:
+        try:
+            result = each.run(graph)
+        except PassError as error:
+            raise CompileError(f"{file}: {error}") from error
         graph = result.graph
-        verify.verify(graph)
-        print(f"// {each.name}: {result.count}", file=sys.stderr)
-    print(text.print_graph(graph), end="")
+        verify(graph)
+        print(f"{each.name}: {result.count}", file=sys.stderr)
+    print(print_graph(graph), end="")
 
 
-def _list() -> None:
-    from compiler.passes_text import describe_passes
+def _read(file: str) -> Graph:
+    """The graph in a file. Raises CompileError where it is not one, or not a valid one."""
+    from ir.text import ParseError, parse
+    from ir.verify import VerifyError, verify
 
-    for line in describe_passes():
-        print(line)
-
-
-def _read(file: str) -> str:
-    if file == "-":
-        return sys.stdin.read()
-    path = Path(file)
-    if not path.is_file():
-        raise CompileError(f"{file}: no such file. Dump graphs with octavo compile --dump-ir DIR, or use - for stdin.")
-    return path.read_text()
+    if file != "-" and not Path(file).is_file():
+        raise CompileError(f"{file}: no such file. octavo compile --dump-ir DIR writes some; - reads stdin")
+    try:
+        graph = parse(sys.stdin.read() if file == "-" else Path(file).read_text())
+        verify(graph)
+    except (ParseError, VerifyError, UnicodeDecodeError) as error:
+        raise CompileError(f"{file}: {error}") from error
+    return graph

@@ -1,0 +1,151 @@
+"""`octavo compile`: a checkpoint into an engine artifact, with progress per stage."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from compiler.cli.errors import debug_level
+from compiler.progress import Progress
+
+
+def command(
+    source: Annotated[Path, typer.Argument(help="A Hugging Face directory or a GGUF file.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The artifact to write, NAME.octavo.")],
+    target: Annotated[str, typer.Option(help="What it will run on.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="Element type of the weights: f32 or bf16.")] = "f32",
+    max_context: Annotated[int | None, typer.Option(help="Longest sequence; default the model's own.")] = None,
+    isa: Annotated[str | None, typer.Option(help="ISA levels to build, by comma; default all.")] = None,
+    dump_ir: Annotated[Path | None, typer.Option(help="Write the graph after every pass into this folder.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Check every pass in the reference interpreter.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a directory that is not an artifact.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
+) -> None:
+    """Compile a checkpoint into an engine artifact.
+
+    octavo compile ./SmolLM2-135M-Instruct -o smollm2.octavo
+
+    octavo compile model.Q8_0.gguf -o model.octavo --dtype bf16 --max-context 4096
+
+    octavo compile ./model -o model.octavo --check --dump-ir stages
+    """
+    import compiler
+
+    shown = Terminal()
+    with _terminated_like_interrupted(), shown:
+        path = compiler.compile(
+            source,
+            out,
+            target=target,
+            dtype=dtype,
+            max_context=max_context,
+            isa=None if isa is None else [level.strip() for level in isa.split(",")],
+            check=check,
+            dump_ir=dump_ir,
+            force=force,
+            progress=shown,
+        )
+    num_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    seconds = {name: round(s, 3) for name, s in shown.seconds.items()}
+    if as_json:
+        print(json.dumps({"artifact": str(path), "bytes": num_bytes, "seconds": seconds}))
+    else:
+        print(f"{path}: {num_bytes / 1e6:,.0f} MB in {sum(seconds.values()):.1f} s")
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Within it, SIGTERM raises KeyboardInterrupt, so that it too removes what was half written."""
+
+    def interrupt(signum: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class Terminal(Progress):
+    """Progress on stderr: a line per stage where it is a terminal or DEBUG is set; the levels of DEBUG."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._debug = debug_level()
+        self._live = sys.stderr.isatty()
+        self._stage = ""
+        self._started = 0.0
+        self._shown = 0.0
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end()
+
+    def note(self, text: str) -> None:
+        self._clear()
+        print(text, file=sys.stderr)
+
+    def stage(self, name: str) -> None:
+        self._end()
+        self._stage, self._started = name, time.perf_counter()
+        self._draw(name)
+
+    def advance(self, done: int, total: int) -> None:
+        if time.perf_counter() - self._shown > 0.1 and total:
+            self._draw(f"{self._stage} {done}/{total}")
+
+    def graph(self, name: str, graph: Any, count: int, misses: Any) -> None:
+        from ir.text import print_graph
+
+        if self._debug >= 3:
+            self._print(f"// after {name}\n{print_graph(graph)}")
+        if self._debug >= 1:
+            self._print(f"{name}: {count} changes, {len(graph.ops)} ops")
+        if self._debug >= 5:
+            for miss in misses:
+                self._print(f"  {name} missed: {miss}")
+
+    def lowered(self, graph: Any) -> None:
+        from ir.text import print_graph
+
+        if self._debug == 2:
+            self._print(print_graph(graph))
+
+    def sources(self, files: Any) -> None:
+        if self._debug >= 4:
+            for name, text in files.items():
+                self._print(f"// {name}\n{text}")
+
+    def _end(self) -> None:
+        if not self._stage:
+            return
+        took = time.perf_counter() - self._started
+        self.seconds[self._stage] = self.seconds.get(self._stage, 0.0) + took
+        self._clear()
+        if self._debug >= 1 or took >= 1.0:
+            print(f"  {self._stage:20} {took:6.1f} s", file=sys.stderr)
+        self._stage = ""
+
+    def _print(self, text: str) -> None:
+        self._clear()
+        print(text, file=sys.stderr)
+
+    def _draw(self, text: str) -> None:
+        self._shown = time.perf_counter()
+        if self._live:
+            print(f"\r\x1b[K  {text}", end="", file=sys.stderr, flush=True)
+
+    def _clear(self) -> None:
+        if self._live:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,102 @@
+"""compiler/artifact.py: nothing half-written is ever seen, and hashes are those of docs/artifact.md."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from compiler.artifact import CHUNK_BYTES, ArtifactWriter, hash_file, manifest_digest
+from compiler.errors import CompileError
+
+
+def write(out: Path, content: str = "x", force: bool = False) -> Path:
+    with ArtifactWriter(out, force) as writer:
+        writer.write("targets/cpu/graph.ir", content)
+        return writer.finish({"name": "m"})
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES, 2 * CHUNK_BYTES + 7])
+def test_a_file_hash_is_the_hash_of_its_chunk_hashes(tmp_path: Path, size: int) -> None:
+    data = bytes(i * 31 % 251 for i in range(1000)) * (size // 1000 + 1)
+    data = data[:size]
+    (tmp_path / "f").write_bytes(data)
+    joined = b"".join(hashlib.sha256(data[i : i + 8388608]).digest() for i in range(0, size, 8388608))
+    assert hash_file(tmp_path / "f") == hashlib.sha256(joined).hexdigest()
+
+
+def test_the_digest_is_of_the_canonical_json_without_itself() -> None:
+    canonical = '{"a":{"x":1,"y":"ü"},"b":[1,2]}'
+    expected = "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
+    assert manifest_digest({"b": [1, 2], "digest": "old", "a": {"y": "ü", "x": 1}}) == expected
+
+
+def test_the_manifest_lists_every_file_but_itself(tmp_path: Path) -> None:
+    out = write(tmp_path / "m.octavo")
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["format"] == "octavo" and manifest["version"] == 1
+    assert set(manifest["files"]) == {"targets/cpu/graph.ir"}
+    assert manifest["files"]["targets/cpu/graph.ir"]["bytes"] == 1
+
+
+def test_an_artifact_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    write(tmp_path / "m.octavo", "old")
+    out = write(tmp_path / "m.octavo", "new")
+    assert (out / "targets/cpu/graph.ir").read_text() == "new"
+    assert [p.name for p in tmp_path.iterdir()] == ["m.octavo"]
+
+
+def test_a_failed_compile_leaves_the_old_artifact(tmp_path: Path) -> None:
+    write(tmp_path / "m.octavo", "old")
+    with pytest.raises(KeyboardInterrupt):
+        with ArtifactWriter(tmp_path / "m.octavo") as writer:
+            writer.write("targets/cpu/graph.ir", "half")
+            raise KeyboardInterrupt
+    assert (tmp_path / "m.octavo/targets/cpu/graph.ir").read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["m.octavo"]
+
+
+def test_a_killed_compile_leaves_no_artifact_and_the_next_one_tidies_up(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from compiler.artifact import ArtifactWriter\n"
+        "with ArtifactWriter(Path(sys.argv[1])) as w:\n"
+        "    w.write('weights/cpu.safetensors', 'half'); os.kill(os.getpid(), 9)"
+    )
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "m.octavo")], cwd=root)
+    assert not (tmp_path / "m.octavo").exists()
+    assert len(list(tmp_path.iterdir())) == 1
+    write(tmp_path / "m.octavo")
+    assert [p.name for p in tmp_path.iterdir()] == ["m.octavo"]
+
+
+@pytest.mark.parametrize("kind", ["directory", "file", "symlink"])
+def test_what_is_no_artifact_is_not_overwritten(tmp_path: Path, kind: str) -> None:
+    out = tmp_path / "precious"
+    if kind == "directory":
+        out.mkdir()
+        (out / "thesis.txt").write_text("years")
+    elif kind == "file":
+        out.write_text("years")
+    else:
+        os.symlink("/", out)
+    with pytest.raises(CompileError, match=r"precious: exists and is not.*-o"):
+        write(out)
+    assert kind != "directory" or (out / "thesis.txt").read_text() == "years"
+
+
+def test_force_replaces_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m/other.txt").write_text("")
+    out = write(tmp_path / "m", force=True)
+    assert not (out / "other.txt").exists()
+
+
+def test_a_missing_parent_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CompileError, match="nowhere: there is no such directory"):
+        write(tmp_path / "nowhere" / "m.octavo")

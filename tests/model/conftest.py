@@ -1,0 +1,73 @@
+"""The demo model, compiled once for each state of the compiler's source, and transformers' own copy of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compiler
+
+ROOT = Path(__file__).parents[2]
+GGUF = ROOT / "build" / "demo" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+CACHE = ROOT / "build" / "tests"
+
+
+@pytest.fixture(scope="session")
+def demo_gguf() -> Path:
+    assert GGUF.is_file(), f"{GGUF} is missing: run `make model`, which fetches it"
+    return GGUF
+
+
+def compiler_key() -> str:
+    """A hash of the source that decides what a compile writes."""
+    files = [
+        p
+        for d in ("ir", "passes", "codegen", "compiler")
+        for s in ("py", "h")
+        for p in (ROOT / d).rglob(f"*.{s}")
+    ]
+    return hashlib.sha256(b"".join(p.read_bytes() for p in sorted(files))).hexdigest()[:16]
+
+
+def compiled(source: Path, dtype: str) -> Path:
+    out = CACHE / compiler_key() / f"{source.stem}.{dtype}.octavo"
+    if not (out / "manifest.json").is_file():
+        out.parent.mkdir(parents=True, exist_ok=True)
+        compiler.compile(source, out, dtype=dtype)
+    return out
+
+
+@pytest.fixture(scope="session")
+def demo_f32(demo_gguf: Path) -> Path:
+    """The demo model's artifact at f32."""
+    return compiled(demo_gguf, "f32")
+
+
+@pytest.fixture(scope="session")
+def demo_bf16(demo_gguf: Path) -> Path:
+    return compiled(demo_gguf, "bf16")
+
+
+@pytest.fixture(scope="session")
+def reference_model(demo_gguf: Path) -> Iterator[Any]:
+    """transformers' model of the same file, float32."""
+    import torch
+    import transformers
+
+    yield transformers.AutoModelForCausalLM.from_pretrained(
+        demo_gguf.parent, gguf_file=demo_gguf.name, dtype=torch.float32
+    ).eval()
+
+
+@pytest.fixture(scope="session")
+def greedy_cases() -> list[dict[str, Any]]:
+    """18 prompts with 64 greedy tokens and the margin (best minus second logit) of each step.
+
+    tests/data/smollm2_greedy.json: transformers' generate, float32, on the same GGUF dequantised.
+    """
+    return json.loads((ROOT / "tests" / "data" / "smollm2_greedy.json").read_text())["cases"]

@@ -1,0 +1,81 @@
+"""Compiling the demo model: memory, time, stages, the checker, and what may happen to the output directory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compiler
+from ir.text import parse, print_graph
+
+MEGABYTE = 1 << 20
+
+
+def peak_anonymous_bytes(code: str, *args: str) -> tuple[int, float]:
+    """Peak of a child's anonymous memory, sampled every few ms, and its seconds."""
+    start = time.monotonic()
+    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), *args], env={**os.environ, "OMP_NUM_THREADS": "2"})
+    peak = 0
+    while child.poll() is None:
+        peak = max(peak, _anonymous_bytes(child.pid))
+        time.sleep(0.005)
+    assert child.returncode == 0
+    return peak, time.monotonic() - start
+
+
+def _anonymous_bytes(pid: int) -> int:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssAnon")), 0)
+
+
+IMPORT_ONLY = """
+    import torch, transformers
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+"""
+COMPILE = """
+    import sys
+    import compiler
+    compiler.compile(sys.argv[1], sys.argv[2])
+"""
+
+
+@pytest.fixture(scope="module")
+def demo_directory(reference_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model as a Hugging Face directory of float32 safetensors."""
+    directory = tmp_path_factory.mktemp("checkpoint") / "smollm2"
+    reference_model.hf_quantizer = None
+    if hasattr(reference_model.config, "quantization_config"):
+        del reference_model.config.quantization_config
+    reference_model.save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.parametrize("form", ["gguf", "huggingface"])
+def test_a_compile_takes_little_memory_and_time(
+    form: str, demo_gguf: Path, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    source = demo_gguf if form == "gguf" else request.getfixturevalue("demo_directory")
+    largest_tensor = 49152 * 576 * 4
+    base, _ = peak_anonymous_bytes(IMPORT_ONLY)
+    peak, seconds = peak_anonymous_bytes(COMPILE, str(source), str(tmp_path / "m.octavo"))
+    print(f"{form}: {(peak - base) / 1e6:.0f} MB above importing torch ({base / 1e6:.0f} MB), {seconds:.0f} s")
+    assert peak - base < largest_tensor + 300 * MEGABYTE
+    assert seconds < 90
+
+
+def test_every_stage_parses_back_to_the_same_text(demo_gguf: Path, tmp_path: Path) -> None:
+    compiler.compile(demo_gguf, tmp_path / "m.octavo", dump_ir=tmp_path / "ir", isa=["baseline"])
+    dumps = sorted((tmp_path / "ir").glob("*.ir"))
+    assert len(dumps) > 10
+    for path in dumps:
+        assert print_graph(parse(path.read_text())) == path.read_text(), path.name

@@ -1,0 +1,81 @@
+"""The demo model's greedy tokens are transformers', and they do not depend on what else is in the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import runtime
+
+NEW_TOKENS = 64
+TIE = 0.002  # below this margin two float32 implementations may choose differently
+
+
+@pytest.fixture(scope="module")
+def engine(demo_f32: Path) -> Iterator[runtime.Engine]:
+    engine = runtime.load(demo_f32, prefix_cache=False)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def alone(engine: runtime.Engine, greedy_cases: list[dict[str, Any]]) -> list[Any]:
+    """Each case's completion, generated with nothing beside it."""
+    return [
+        runtime.generate(engine, [case["prompt_ids"]], max_new_tokens=NEW_TOKENS, logprobs=3)[0]
+        for case in greedy_cases
+    ]
+
+
+def first_difference(ours: list[int], theirs: list[int]) -> int | None:
+    return next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
+
+
+@pytest.mark.parametrize("index", range(18))
+def test_tokens_are_those_of_transformers(alone: list[Any], greedy_cases: list[dict[str, Any]], index: int) -> None:
+    case, ours = greedy_cases[index], alone[index].token_ids
+    step = first_difference(ours, case["new_ids"])
+    if step is None:
+        assert len(ours) == len(case["new_ids"])
+    else:
+        assert case["margins"][step] < TIE, f"differs at step {step}: {ours[step]}, not {case['new_ids'][step]}"
+
+
+def test_texts_tokenize_to_the_ids_that_transformers_gives(
+    engine: runtime.Engine, greedy_cases: list[dict[str, Any]]
+) -> None:
+    prompts: list[Any] = [
+        [{"role": "user", "content": c["prompt"]}] if c["kind"] == "chat" else c["prompt"] for c in greedy_cases
+    ]
+    completions = runtime.generate(engine, prompts, max_new_tokens=1, prompt_logprobs=0)
+    for case, completion in zip(greedy_cases, completions, strict=True):
+        assert list(completion.prompt_token_ids) == case["prompt_ids"], case["prompt"]
+
+
+def assert_equal(ours: list[Any], expected: list[Any]) -> None:
+    for a, b in zip(ours, expected, strict=True):
+        assert a.token_ids == b.token_ids
+        assert a.logprobs == b.logprobs  # exactly: not a bit may differ
+
+
+def test_all_in_one_batch_give_exactly_what_each_gives_alone(
+    engine: runtime.Engine, alone: list[Any], greedy_cases: list[dict[str, Any]]
+) -> None:
+    prompts = [case["prompt_ids"] for case in greedy_cases]
+    assert_equal(runtime.generate(engine, prompts, max_new_tokens=NEW_TOKENS, logprobs=3), alone)
+
+
+@pytest.mark.parametrize("options", [{"max_step_tokens": 16}, {"threads": 1}, {"prefix_cache": True}])
+def test_a_step_budget_threads_and_prefix_hits_change_nothing(
+    demo_f32: Path, alone: list[Any], greedy_cases: list[dict[str, Any]], options: dict[str, Any]
+) -> None:
+    engine = runtime.load(demo_f32, **options)
+    prompts = [case["prompt_ids"] for case in greedy_cases]
+    try:
+        for _ in range(1 + bool(options.get("prefix_cache"))):  # the second time every prompt hits
+            assert_equal(runtime.generate(engine, prompts, max_new_tokens=NEW_TOKENS, logprobs=3), alone)
+    finally:
+        engine.close()
