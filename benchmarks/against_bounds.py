@@ -2,8 +2,8 @@
 
 usage: against_bounds.py ENGINE [--threads N] [--repeats 3] [--prompt-tokens 512] [--new-tokens 64]
 
-A decode step of one request reads every weight once, so that bandwidth / bytes of weights bounds its tokens per
-second. Bandwidth is that of reading an array much larger than the caches with as many threads as the engine uses.
+A decode step of one request reads every weight once, so that bandwidth / bytes of weights bounds its tokens
+per second. Bandwidth is that of reading an array much larger than the caches with as many threads.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writing the engine artifact: a directory beside the target, filled, hashed and then moved into place.
 
-The format is docs/artifact.md. Until the last rename nothing of a compile is visible at the artifact's path, so
-that a compile which is interrupted or killed leaves what was there before.
+The format is docs/artifact.md. Until the last rename nothing of a compile is visible at the artifact's path,
+so that a compile which is interrupted or killed leaves what was there before.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ def kv_groups(lowered: Graph) -> list[dict[str, Any]]:
 def _kv_group(kv: KV) -> dict[str, Any]:
     block_bytes = -(-kv.bytes_per_token * kv.block // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     streams = [
-        {"name": s.name, "dtype": str(s.dtype), "heads": s.heads, "head_size": s.head_size} for s in kv.streams
+        {"name": s.name, "dtype": str(s.dtype), "heads": s.heads, "head_size": s.head_size}
+        for s in kv.streams
     ]
     return {
         "layers": kv.layers,

@@ -21,7 +21,7 @@ _READERS: dict[Any, Any] = {
 
 
 def parse_passes(text: str, known: Iterable[type[Pass]]) -> list[Pass]:
-    """The passes that a text names, in order. Raises CompileError naming what is unknown and what there is."""
+    """The passes that a text names, in order. Raises CompileError naming what is unknown."""
     kinds = {pass_name(kind): kind for kind in known}
     found: list[Pass] = []
     at = 0

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
-import statistics
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path

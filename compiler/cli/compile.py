@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from compiler.cli.errors import debug_level
 from compiler.progress import Progress
+
+if TYPE_CHECKING:
+    from ir.graph import Graph
+    from ir.rewrite import Miss
 
 
 def command(
@@ -22,11 +26,19 @@ def command(
     out: Annotated[Path, typer.Option("--out", "-o", help="The artifact to write, NAME.octavo.")],
     target: Annotated[str, typer.Option(help="What it will run on.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="Element type of the weights: f32 or bf16.")] = "f32",
-    max_context: Annotated[int | None, typer.Option(help="Longest sequence; default the model's own.")] = None,
+    max_context: Annotated[
+        int | None, typer.Option(help="Longest sequence; default the model's own.")
+    ] = None,
     isa: Annotated[str | None, typer.Option(help="ISA levels to build, by comma; default all.")] = None,
-    dump_ir: Annotated[Path | None, typer.Option(help="Write the graph after every pass into this folder.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Check every pass in the reference interpreter.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a directory that is not an artifact.")] = False,
+    dump_ir: Annotated[
+        Path | None, typer.Option(help="Write the graph after every pass into this folder.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check every pass in the reference interpreter.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a directory that is not an artifact.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
     """Compile a checkpoint into an engine artifact.
@@ -76,76 +88,60 @@ def _terminated_like_interrupted() -> Iterator[None]:
 
 
 class Terminal(Progress):
-    """Progress on stderr: a line per stage where it is a terminal or DEBUG is set; the levels of DEBUG."""
+    """Progress on stderr: the running stage on a terminal, a line per slow stage, and DEBUG's levels."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._debug = debug_level()
-        self._live = sys.stderr.isatty()
+        self._console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
+        self._status = self._console.status("")
         self._stage = ""
         self._started = 0.0
-        self._shown = 0.0
 
     def __enter__(self) -> Terminal:
+        self._status.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._end()
+        self._status.stop()
 
     def note(self, text: str) -> None:
-        self._clear()
-        print(text, file=sys.stderr)
+        self._console.print(text)
 
     def stage(self, name: str) -> None:
         self._end()
         self._stage, self._started = name, time.perf_counter()
-        self._draw(name)
+        self._status.update(name)
 
     def advance(self, done: int, total: int) -> None:
-        if time.perf_counter() - self._shown > 0.1 and total:
-            self._draw(f"{self._stage} {done}/{total}")
+        self._status.update(f"{self._stage} {done}/{total}")
 
-    def graph(self, name: str, graph: Any, count: int, misses: Any) -> None:
+    def graph(self, name: str, graph: Graph, count: int, misses: Sequence[Miss]) -> None:
         from ir.text import print_graph
 
         if self._debug >= 3:
-            self._print(f"// after {name}\n{print_graph(graph)}")
+            self._console.print(f"// after {name}\n{print_graph(graph)}")
         if self._debug >= 1:
-            self._print(f"{name}: {count} changes, {len(graph.ops)} ops")
-        if self._debug >= 5:
-            for miss in misses:
-                self._print(f"  {name} missed: {miss}")
+            self._console.print(f"{name}: {count} changes, {len(graph.ops)} ops")
+        for miss in misses if self._debug >= 5 else ():
+            self._console.print(f"  {name} missed: {miss}")
 
-    def lowered(self, graph: Any) -> None:
+    def lowered(self, graph: Graph) -> None:
         from ir.text import print_graph
 
         if self._debug == 2:
-            self._print(print_graph(graph))
+            self._console.print(print_graph(graph))
 
-    def sources(self, files: Any) -> None:
-        if self._debug >= 4:
-            for name, text in files.items():
-                self._print(f"// {name}\n{text}")
+    def sources(self, files: Mapping[str, str]) -> None:
+        for name, text in files.items() if self._debug >= 4 else ():
+            self._console.print(f"// {name}\n{text}")
 
     def _end(self) -> None:
         if not self._stage:
             return
         took = time.perf_counter() - self._started
         self.seconds[self._stage] = self.seconds.get(self._stage, 0.0) + took
-        self._clear()
         if self._debug >= 1 or took >= 1.0:
-            print(f"  {self._stage:20} {took:6.1f} s", file=sys.stderr)
+            self._console.print(f"  {self._stage:20} {took:6.1f} s")
         self._stage = ""
-
-    def _print(self, text: str) -> None:
-        self._clear()
-        print(text, file=sys.stderr)
-
-    def _draw(self, text: str) -> None:
-        self._shown = time.perf_counter()
-        if self._live:
-            print(f"\r\x1b[K  {text}", end="", file=sys.stderr, flush=True)
-
-    def _clear(self) -> None:
-        if self._live:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

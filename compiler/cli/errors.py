@@ -36,7 +36,7 @@ def report(error: BaseException) -> int:
         return BAD_INPUT
     print(
         f"octavo: internal error: {type(error).__name__}: {error}\n"
-        "This is a fault of Octavo's. DEBUG=1 shows where; a report with the command and --dump-ir's files helps.",
+        "This is a fault of Octavo's. DEBUG=1 shows where. A report with the --dump-ir files helps.",
         file=sys.stderr,
     )
     return OUR_FAULT

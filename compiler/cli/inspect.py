@@ -37,7 +37,7 @@ def command(
 
 
 def stages(artifact: Artifact) -> dict[str, str]:
-    """The file of each graph in the artifact, by stage; stages before `graph` are there after --dump-ir only."""
+    """The file of each graph in the artifact, by stage; those before `graph` only after --dump-ir."""
     dumped = sorted(name for name in artifact.manifest.files if name.startswith("stages/"))
     return {Path(name).stem: name for name in dumped} | {"graph": artifact.cpu.graph}
 
@@ -59,7 +59,10 @@ def summary(artifact: Artifact) -> dict[str, Any]:
     cpu = {key: value for key, value in raw["targets"]["cpu"].items() if key != "weight_order"}
     files = {name: entry.bytes for name, entry in artifact.manifest.files.items()}
     return {
-        **{key: raw.get(key) for key in ("name", "digest", "made_by", "source", "model", "tokenizer", "kv_groups")},
+        **{
+            key: raw.get(key)
+            for key in ("name", "digest", "made_by", "source", "model", "tokenizer", "kv_groups")
+        },
         "targets": {"cpu": cpu},
         "stages": list(stages(artifact)),
         "kv_bytes_per_token": sum(group["bytes_per_token"] for group in raw["kv_groups"]),

@@ -29,7 +29,7 @@ app.command("bench")(bench.command)
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 1 a fault of Octavo's, 2 a fault in what was asked, 130 interrupted."""
+    """Run the command line and exit: 0 done, 1 our fault, 2 a fault in what was asked, 130 interrupted."""
     try:
         app(args=None if args is None else list(args), prog_name="octavo")
     except Exception as error:

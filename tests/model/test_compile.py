@@ -1,4 +1,4 @@
-"""Compiling the demo model: memory, time, stages, the checker, and what may happen to the output directory."""
+"""Compiling the demo model: memory, time, stages and the checker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ MEGABYTE = 1 << 20
 def peak_anonymous_bytes(code: str, *args: str) -> tuple[int, float]:
     """Peak of a child's anonymous memory, sampled every few ms, and its seconds."""
     start = time.monotonic()
-    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), *args], env={**os.environ, "OMP_NUM_THREADS": "2"})
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), *args], env={**os.environ, "OMP_NUM_THREADS": "2"}
+    )
     peak = 0
     while child.poll() is None:
         peak = max(peak, _anonymous_bytes(child.pid))
@@ -68,7 +70,9 @@ def test_a_compile_takes_little_memory_and_time(
     largest_tensor = 49152 * 576 * 4
     base, _ = peak_anonymous_bytes(IMPORT_ONLY)
     peak, seconds = peak_anonymous_bytes(COMPILE, str(source), str(tmp_path / "m.octavo"))
-    print(f"{form}: {(peak - base) / 1e6:.0f} MB above importing torch ({base / 1e6:.0f} MB), {seconds:.0f} s")
+    print(
+        f"{form}: {(peak - base) / 1e6:.0f} MB above importing torch ({base / 1e6:.0f} MB), {seconds:.0f} s"
+    )
     assert peak - base < largest_tensor + 300 * MEGABYTE
     assert seconds < 90
 

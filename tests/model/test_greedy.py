@@ -35,20 +35,25 @@ def first_difference(ours: list[int], theirs: list[int]) -> int | None:
 
 
 @pytest.mark.parametrize("index", range(18))
-def test_tokens_are_those_of_transformers(alone: list[Any], greedy_cases: list[dict[str, Any]], index: int) -> None:
+def test_tokens_are_those_of_transformers(
+    alone: list[Any], greedy_cases: list[dict[str, Any]], index: int
+) -> None:
     case, ours = greedy_cases[index], alone[index].token_ids
     step = first_difference(ours, case["new_ids"])
     if step is None:
         assert len(ours) == len(case["new_ids"])
     else:
-        assert case["margins"][step] < TIE, f"differs at step {step}: {ours[step]}, not {case['new_ids'][step]}"
+        assert case["margins"][step] < TIE, (
+            f"differs at step {step}: {ours[step]}, not {case['new_ids'][step]}"
+        )
 
 
 def test_texts_tokenize_to_the_ids_that_transformers_gives(
     engine: runtime.Engine, greedy_cases: list[dict[str, Any]]
 ) -> None:
     prompts: list[Any] = [
-        [{"role": "user", "content": c["prompt"]}] if c["kind"] == "chat" else c["prompt"] for c in greedy_cases
+        [{"role": "user", "content": c["prompt"]}] if c["kind"] == "chat" else c["prompt"]
+        for c in greedy_cases
     ]
     completions = runtime.generate(engine, prompts, max_new_tokens=1, prompt_logprobs=0)
     for case, completion in zip(greedy_cases, completions, strict=True):

@@ -11,6 +11,7 @@ from torch import nn
 
 VOCAB = 131
 CONTEXT = 128
+ISA = ["v3"]  # one level is enough here, and it builds fastest
 WINDOW = 12  # below most prompts, and no multiple of the block
 
 _DECODER = dict(

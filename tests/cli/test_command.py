@@ -1,0 +1,99 @@
+"""The octavo command: help, errors on one line with the right exit code, and opt."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+DEAD = """\
+graph @g(%x: f32[3]) {
+  %unused = exp %x : f32[3]
+  %y = neg %x : f32[3]
+  return %y
+}
+"""
+ALIVE = """\
+graph @g(%x: f32[3]) {
+  %y = neg %x : f32[3]
+  return %y
+}
+"""
+
+
+def octavo(*args: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "compiler.cli.main", *args],
+        cwd=ROOT,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "DEBUG": "0", **env},
+    )
+
+
+@pytest.mark.parametrize("command", ["compile", "generate", "inspect", "opt", "bench"])
+def test_help_teaches_by_example(command: str) -> None:
+    done = octavo(command, "--help", COLUMNS="200")
+    assert done.returncode == 0
+    assert f"octavo {command} " in done.stdout.split("Options")[0].replace("Usage: ", "", 1)
+
+
+def test_help_is_quick() -> None:
+    start = time.monotonic()
+    octavo("--help")
+    assert time.monotonic() - start < 2.0  # it takes 0.3 s; importing torch alone takes more than this
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["opt", "nowhere.ir", "-p", "dce"], "octavo: nowhere.ir: no such file"),
+        (["opt", "-", "-p", "dcee"], "octavo: -p: there is no pass 'dcee'"),
+        (["opt", "-", "-p", "dce{fast=true}"], "octavo: dce: no option 'fast=true'"),
+        (["generate", "nowhere.octavo", "hi"], "octavo: "),
+        (["inspect", "README.md"], "octavo: "),
+        (["compile", "nowhere", "-o", "/tmp/x.octavo"], "octavo: nowhere"),
+        (["compile", "docs", "-o", "docs"], "exists and is not an engine artifact"),
+        (["compile", "docs", "-o", "x.octavo", "--dtype", "f8"], "octavo: --dtype f8"),
+        (["compile", "docs", "-o", "x.octavo", "--target", "abacus"], "octavo: --target abacus"),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_exit_code_two(args: list[str], message: str) -> None:
+    done = octavo(*args, stdin=DEAD)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+def test_debug_shows_where_an_error_came_from() -> None:
+    done = octavo("opt", "nowhere.ir", "-p", "dce", DEBUG="1")
+    assert "Traceback" in done.stderr and done.returncode == 2
+
+
+def test_opt_runs_passes_over_text(tmp_path: Path) -> None:
+    (tmp_path / "g.ir").write_text(DEAD)
+    done = octavo("opt", str(tmp_path / "g.ir"), "-p", "dce")
+    assert done.stdout == ALIVE
+    assert done.stderr == "dce: 1\n"
+    assert octavo("opt", "-", "-p", "dce", stdin=DEAD).stdout == ALIVE
+
+
+def test_opt_lists_the_passes_with_their_options() -> None:
+    listed = octavo("opt", "--list").stdout
+    names = [line.split("{")[0] for line in listed.splitlines() if line and not line.startswith(" ")]
+    assert {"canonicalize", "dce", "cse", "page_kv", "plan_memory"} <= set(names)
+
+
+@pytest.mark.parametrize(
+    "text", ["graph @g(%x: f32[3]) {\n  %y = frobnicate %x : f32[3]\n  return %y\n}\n", "import os", "\0"]
+)
+def test_opt_refuses_what_is_no_graph(text: str) -> None:
+    done = octavo("opt", "-", "-p", "dce", stdin=text)
+    assert done.returncode == 2 and done.stderr.startswith("octavo: -: ")
