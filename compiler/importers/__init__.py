@@ -1,0 +1,38 @@
+"""Importers: the only users of torch and transformers.
+
+`load` imports a checkpoint directory, a .gguf file, a torch.nn.Module or an ExportedProgram.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from compiler.importers.model import Imported, ModelInfo
+from compiler.importers.refused import ImportRefused
+
+__all__ = ["ImportRefused", "Imported", "ModelInfo", "load"]
+
+
+def load(source: Any, *, max_context: int | None = None) -> Imported:
+    """Import a model. Raises ImportRefused or WeightError, saying what is wrong, where, and what to do.
+
+    source: path of a checkpoint directory or a .gguf file, a torch.nn.Module, or a torch.export.ExportedProgram.
+    max_context: the longest sequence to compile for; by default what the model's configuration says.
+    """
+    if max_context is not None and max_context < 1:
+        raise ImportRefused(f"max_context is {max_context}; it must be at least 1")
+    if not isinstance(source, str | Path):
+        from compiler.importers.module import load_module
+
+        return load_module(source, max_context)
+    path = Path(source)
+    if path.is_dir():
+        from compiler.importers.huggingface import load_directory
+
+        return load_directory(path, max_context)
+    if path.is_file() and path.suffix == ".gguf":
+        from compiler.importers.gguf import load_gguf
+
+        return load_gguf(path, max_context)
+    raise ImportRefused(f"{path} is neither a checkpoint directory nor a .gguf file")

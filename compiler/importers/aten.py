@@ -1,0 +1,182 @@
+"""An exported ATen graph -> the IR.
+
+`import_program` walks the nodes in order; each call is looked up in one literal table (`CONVERTERS`) of functions that
+emit IR ops. FakeTensor shapes become symbolic sizes, module stacks become `loc`, and what an op gives is checked against
+the shape that torch says it has, so that a converter that is wrong fails here and not later.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from compiler.importers import aten_linear, aten_pointwise, aten_shape
+from compiler.importers.context import Context, torch_dtype
+from compiler.importers.refused import ImportRefused
+from compiler.importers.sizes import to_dim
+from ir.build import GraphBuilder
+from ir.dims import symbol
+from ir.graph import Arg, Graph, Scalar, Value, Weight
+from ir.ops import InferError
+from ir.types import DType, Tensor
+
+Converter = Callable[..., Any]
+
+CONVERTERS: dict[str, Converter] = {**aten_pointwise.TABLE, **aten_shape.TABLE, **aten_linear.TABLE}
+
+DROPPED = frozenset(
+    {
+        "aten._assert_tensor_metadata.default",
+        "aten._assert_scalar.default",
+        "aten._assert_async.msg",
+        "aten.sym_constrain_range_for_size.default",
+        "aten.sym_constrain_range.default",
+    }
+)  # checks of what the types already say; they have no result
+
+
+@dataclass(frozen=True)
+class Program:
+    """What import_program needs of an exported program.
+
+    placeholders: what each placeholder stands for, by node name: a weight, a literal, or one of the graph's inputs.
+    context: the largest S.
+    prefix: module path of the wrapper that was exported, left out of every `loc`.
+    """
+
+    nodes: Any
+    placeholders: Mapping[str, Weight | Scalar | str]
+    context: int
+    name: str
+    prefix: str = ""
+
+
+def import_program(program: Program) -> Graph:
+    """The graph in imported form. Raises ImportRefused on an op without a converter, naming it and where it is."""
+    size = symbol("S")
+    inputs = (Value("ids", Tensor(DType.I32, (1, size))), Value("pos", Tensor(DType.I32, (1, size))))
+    build = GraphBuilder(program.name, {"S": (1, program.context)}, inputs)
+    walk = _Walk(program, build, {v.name: v for v in inputs})
+    for node in program.nodes:
+        walk.visit(node)
+    return build.graph((walk.logits(),))
+
+
+class _Walk:
+    """The state of one walk: what each node of the exported graph became."""
+
+    def __init__(self, program: Program, build: GraphBuilder, inputs: Mapping[str, Value]) -> None:
+        self.program, self.build, self.inputs = program, build, inputs
+        self.found: dict[Any, Any] = {}
+        self.limits: dict[str, tuple[int, int]] = {"pos": (0, program.context - 1)}
+        self.constant: set[str] = set()
+        self.result: Any = None
+
+    def visit(self, node: Any) -> None:
+        if node.op == "placeholder":
+            given = self.program.placeholders[node.name]
+            self.found[node] = self.inputs[given] if isinstance(given, str) else given
+        elif node.op == "output":
+            self.result = node.args[0][0]
+        elif node.op == "call_function":
+            self.call(node)
+        else:
+            raise ImportRefused(
+                f"the exported graph holds a {node.op} node {node.name!r}, which cannot be imported"
+            )
+
+    def call(self, node: Any) -> None:
+        target = str(node.target)
+        loc = module_path(node, self.program.prefix)
+        if target in DROPPED:
+            return
+        if _is_symbolic_scalar(node):
+            return  # read from the node's own meta where it is used
+        if getattr(node.target, "__name__", "") == "getitem":
+            self.found[node] = self.found[node.args[0]][node.args[1]]
+            return
+        if target not in CONVERTERS:
+            raise ImportRefused(f"{where(node, target, loc)}: this op cannot be imported")
+        context = Context(self.build, node, loc, self.program.context, self.limits, self.constant)
+        args = [self.resolve(a, context) for a in node.args]
+        kwargs = {k: self.resolve(v, context) for k, v in node.kwargs.items()}
+        try:
+            self.found[node] = CONVERTERS[target](context, *args, **kwargs)
+            _check_shape(node, self.found[node])
+        except (ImportRefused, InferError, TypeError, ValueError) as error:
+            raise ImportRefused(f"{where(node, target, loc)}: {error}") from error
+
+    def resolve(self, arg: Any, context: Context) -> Any:
+        """Operands as IR operands, sizes as dims, lists as lists."""
+        if isinstance(arg, list | tuple):
+            return [self.resolve(a, context) for a in arg]
+        if not hasattr(arg, "op") or not hasattr(arg, "meta"):
+            return arg
+        if arg in self.found:
+            return self.found[arg]
+        value = arg.meta["val"]
+        if hasattr(value, "node") and type(value).__name__ == "SymInt":
+            return to_dim(value)
+        return context.symbolic_float(arg)
+
+    def logits(self) -> Value:
+        value = self.found[self.result]
+        if not isinstance(value, Value) or not isinstance(value.type, Tensor) or value.type.rank != 3:
+            raise ImportRefused(f"the model must give logits [1,S,V], not {value!r}")
+        if value.type.dtype is not DType.F32:
+            value = self.build.op("cast", value, dtype="f32", name="logits")
+        return self._named_logits(value)
+
+    def _named_logits(self, value: Value) -> Value:
+        """The output under the name `logits`: the last op is renamed unless something else reads it."""
+        last = self.build.ops[-1]
+        if value.name == "logits" or last.outs != (value,):
+            return value
+        renamed = Value(self.build.unique("logits"), value.type)
+        self.build.ops[-1] = type(last)(last.kind, last.args, last.attrs, (renamed,), last.loc)
+        return renamed
+
+
+def _is_symbolic_scalar(node: Any) -> bool:
+    return type(node.meta.get("val")).__name__ in ("SymInt", "SymFloat", "SymBool", "int", "float", "bool")
+
+
+def _check_shape(node: Any, given: Any) -> None:
+    expected = node.meta.get("val")
+    pairs = zip(expected, given, strict=True) if isinstance(expected, list | tuple) else [(expected, given)]
+    for fake, arg in pairs:
+        shape = tuple(to_dim(n) for n in fake.shape)
+        if isinstance(arg, Value | Weight) and isinstance(arg.type, Tensor) and arg.type.shape != shape:
+            raise ImportRefused(f"gives {list(arg.type.shape)} where torch has {list(shape)}")
+        if isinstance(arg, Value | Weight) and isinstance(arg.type, Tensor):
+            _check_dtype(arg.type.dtype, fake.dtype)
+
+
+def _check_dtype(given: DType, fake: Any) -> None:
+    if given is not torch_dtype(fake):
+        raise ImportRefused(f"gives {given} where torch has {torch_dtype(fake)}")
+
+
+def module_path(node: Any, prefix: str = "") -> str:
+    """The path of the innermost module that a node came from, as in the state dict; "" for the model itself."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = next((str(p) for p, _ in reversed(stack.values())), "")
+    path = re.sub(r"\.slice\([^)]*\)", "", path.removeprefix("L['self']").lstrip("."))
+    return path.removeprefix(prefix).lstrip(".")
+
+
+def source_line(node: Any) -> str:
+    """`file:line in function` of the model's source, as far as it is known."""
+    trace = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines()]
+    frames = [t for t in trace if t.startswith("File ")]
+    return frames[-1].replace('"', "") if frames else ""
+
+
+def where(node: Any, target: str, loc: str) -> str:
+    source = source_line(node)
+    return f"{target} in {loc or 'the model'}{f' ({source})' if source else ''}"
+
+
+__all__ = ["CONVERTERS", "Arg", "Program", "import_program", "module_path"]

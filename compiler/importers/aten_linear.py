@@ -1,0 +1,204 @@
+"""Converters of ATen's reductions, products, norms, convolution and attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from compiler.importers.context import Context
+from compiler.importers.refused import ImportRefused
+from ir.predicates import CAUSAL, window
+from ir.types import DType
+
+Convert = Callable[..., Any]
+
+
+def _axes(c: Context, x: Any, axes: Any) -> tuple[int, ...]:
+    if axes is None or axes == []:
+        return tuple(range(c.type(x).rank))
+    return tuple(sorted(c.axis(x, a) for a in (axes if isinstance(axes, list) else [axes])))
+
+
+def _reduction(kind: str) -> Convert:
+    def convert(c: Context, x: Any, axes: Any = None, keepdim: bool = False, **_: Any) -> Any:
+        x = c.tensor(x, c.out.dtype)
+        return c.op(kind, x, axes=_axes(c, x, axes), keepdims=keepdim)
+
+    return convert
+
+
+def _softmax(c: Context, x: Any, axis: int, *_: Any, **__: Any) -> Any:
+    return c.op("softmax", c.tensor(x, c.out.dtype), axis=c.axis(x, axis))
+
+
+def _cumsum(c: Context, x: Any, axis: int, **_: Any) -> Any:
+    return c.op("cumsum", c.tensor(x, c.out.dtype), axis=c.axis(x, axis))
+
+
+def _linear(c: Context, x: Any, w: Any, b: Any = None) -> Any:
+    return c.op("linear", c.tensor(x), w, b)
+
+
+def _product(c: Context, x: Any, y: Any) -> Any:
+    """x @ y; where y is a matrix of weights it is a linear of its transpose."""
+    if c.is_constant(y) and c.type(y).rank == 2 and not c.is_constant(x):
+        return c.op("linear", x, c.op("transpose", y, perm=(1, 0)))
+    if c.type(x).rank < 2 or c.type(y).rank < 2:
+        raise ImportRefused("products with vectors have no op; give them an axis of 1")
+    return c.op("matmul", x, y)
+
+
+def _addmm(c: Context, bias: Any, x: Any, w: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    """bias + x @ w."""
+    if alpha == 1 and beta == 1 and c.is_constant(w) and c.type(bias).shape == c.out.shape[-1:]:
+        return c.op("linear", x, c.op("transpose", w, perm=(1, 0)), bias)
+    dtype = c.out.dtype
+    product = _product(c, x, w)
+    product = product if alpha == 1 else c.op("mul", product, c.operand(alpha, dtype))
+    bias = bias if beta == 1 else c.op("mul", bias, c.operand(beta, dtype))
+    return c.op("add", bias, product)
+
+
+def _layer_norm(
+    c: Context, x: Any, shape: Any, w: Any = None, b: Any = None, eps: float = 1e-5, *_: Any
+) -> Any:
+    return c.op("layer_norm", x, w, b, eps=float(eps), rank=None if len(shape) == 1 else len(shape))
+
+
+def _native_layer_norm(c: Context, x: Any, shape: Any, w: Any, b: Any, eps: float) -> Any:
+    """Three results, of which models use the first."""
+    return (_layer_norm(c, x, shape, w, b, eps), None, None)
+
+
+def _rms_norm(c: Context, x: Any, shape: Any, w: Any = None, eps: float | None = None) -> Any:
+    """Without an eps torch takes the element type's machine epsilon."""
+    eps = 2.0**-23 if eps is None else float(eps)
+    return c.op("rms_norm", x, w, eps=eps, rank=None if len(shape) == 1 else len(shape))
+
+
+def _conv1d(
+    c: Context,
+    x: Any,
+    w: Any,
+    b: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    stride, padding, dilation = ([v] if isinstance(v, int) else list(v) for v in (stride, padding, dilation))
+    if stride != [1] or dilation != [1]:
+        raise ImportRefused(
+            f"a convolution with stride {stride} and dilation {dilation} has no op; 1 and 1 have"
+        )
+    return c.op("conv1d", x, w, b, padding=padding[0] or None, groups=None if groups == 1 else groups)
+
+
+def _convolution(
+    c: Context,
+    x: Any,
+    w: Any,
+    b: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    _: Any,
+    groups: int,
+) -> Any:
+    if transposed or c.type(x).rank != 3:
+        raise ImportRefused("only one-dimensional convolutions have an op")
+    return _conv1d(c, x, w, b, stride, padding, dilation, groups)
+
+
+def _marker(
+    c: Context,
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any,
+    sinks: Any,
+    scale: float,
+    softcap: float,
+    causal: bool,
+    size: int,
+) -> Any:
+    """octavo::attention: with a mask operand the mask alone decides, without one causal and the window do."""
+    predicate = None
+    if mask is None:
+        predicate = _predicate(c, causal, size)
+    return c.op(
+        "attention", q, k, v, mask, sinks, scale=float(scale), mask=predicate, softcap=float(softcap) or None
+    )
+
+
+def _predicate(c: Context, causal: bool, size: int) -> Any:
+    if not causal:
+        return True
+    return CAUSAL & window(size) if size else CAUSAL
+
+
+def _sdpa(
+    c: Context,
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any = None,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """torch's scaled_dot_product_attention: [.., S, D] in, [.., S, E] out; scale is 1/sqrt(D) unless given."""
+    if dropout:
+        raise ImportRefused("attention with dropout cannot be compiled: export the module in eval mode")
+    width: Any = c.type(q).shape[-1]
+    q, k, v = (_four_axes(c, x) for x in (q, k, v))
+    out = c.op(
+        "attention",
+        q,
+        k,
+        v,
+        None if mask is None else _mask_axes(c, mask),
+        scale=width**-0.5 if scale is None else float(scale),
+        mask=None if mask is not None else (CAUSAL if is_causal else True),
+    )
+    return c.reshape(c.op("transpose", out, perm=(0, 2, 1, 3)), c.out.shape)
+
+
+def _four_axes(c: Context, x: Any) -> Any:
+    """[N, S, D] as [1, N, S, D]: rows of a batch and heads are equally independent."""
+    shape = c.type(x).shape
+    return x if len(shape) == 4 else c.reshape(x, (*(1,) * (4 - len(shape)), *shape))
+
+
+def _mask_axes(c: Context, mask: Any) -> Any:
+    if c.type(mask).dtype is not DType.BOOL:
+        mask = c.tensor(mask, c.out.dtype)
+    return _four_axes(c, mask)
+
+
+TABLE: dict[str, Convert] = {
+    "aten.sum.dim_IntList": _reduction("sum"),
+    "aten.sum.default": _reduction("sum"),
+    "aten.mean.dim": _reduction("mean"),
+    "aten.mean.default": _reduction("mean"),
+    "aten.amax.default": _reduction("max"),
+    "aten.softmax.int": _softmax,
+    "aten._softmax.default": _softmax,
+    "aten.cumsum.default": _cumsum,
+    "aten.linear.default": _linear,
+    "aten.matmul.default": _product,
+    "aten.mm.default": _product,
+    "aten.bmm.default": _product,
+    "aten.addmm.default": _addmm,
+    "aten.baddbmm.default": _addmm,
+    "aten.layer_norm.default": _layer_norm,
+    "aten.native_layer_norm.default": _native_layer_norm,
+    "aten.rms_norm.default": _rms_norm,
+    "aten.conv1d.default": _conv1d,
+    "aten.convolution.default": _convolution,
+    "octavo.attention.default": _marker,
+    "aten.scaled_dot_product_attention.default": _sdpa,
+}

@@ -1,0 +1,253 @@
+"""Converters of ATen's pointwise ops, casts and constants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from compiler.importers.context import Context, torch_dtype
+from compiler.importers.refused import ImportRefused
+from compiler.importers.sizes import to_dim
+from ir.types import DType
+
+Convert = Callable[..., Any]
+
+
+def _binary(kind: str) -> Convert:
+    """Operands are promoted to the result's element type, as torch does."""
+
+    def convert(c: Context, x: Any, y: Any, *, alpha: Any = 1) -> Any:
+        dtype = c.out.dtype
+        if alpha != 1:
+            y = c.op("mul", c.tensor(y, dtype), c.operand(alpha, dtype))
+        return c.op(kind, *c.operands([x, y], dtype))
+
+    return convert
+
+
+def _reversed_sub(c: Context, x: Any, y: Any, alpha: Any = 1) -> Any:
+    return _binary("sub")(c, y, x, alpha=alpha)
+
+
+def _logic(kind: str) -> Convert:
+    def convert(c: Context, x: Any, y: Any) -> Any:
+        if c.out.dtype is not DType.BOOL:
+            raise ImportRefused("bitwise operations on integers have no op; on booleans they have")
+        return c.op(kind, *c.operands([x, y], DType.BOOL))
+
+    return convert
+
+
+def _not(c: Context, x: Any) -> Any:
+    if c.out.dtype is not DType.BOOL:
+        raise ImportRefused("bitwise operations on integers have no op; on booleans they have")
+    return c.op("not", c.tensor(x, DType.BOOL))
+
+
+def _comparison(kind: str) -> Convert:
+    def convert(c: Context, x: Any, y: Any) -> Any:
+        return c.op(kind, *c.operands([x, y], _common(c, x, y)))
+
+    return convert
+
+
+def _common(c: Context, x: Any, y: Any) -> DType:
+    """The element type in which two operands are compared: torch's promotion."""
+    given = [a for a in c.node.args[:2] if hasattr(a, "meta")]
+    fakes = [a.meta["val"] if hasattr(a, "meta") else a for a in c.node.args[:2]]
+    if len(given) == 2 and all(hasattr(f, "dtype") for f in fakes):
+        return torch_dtype(_promote(fakes[0], fakes[1]))
+    types = [c.type(a).dtype for a in (x, y) if hasattr(a, "type")]
+    literals = [a for a in (x, y) if isinstance(a, float)]
+    dtype = types[0] if types else DType.I32
+    return DType.F32 if literals and not dtype.is_float else dtype
+
+
+def _promote(x: Any, y: Any) -> Any:
+    import torch
+
+    return torch.result_type(x, y)
+
+
+def _unary(kind: str) -> Convert:
+    def convert(c: Context, x: Any) -> Any:
+        return c.op(kind, c.tensor(x, c.out.dtype))
+
+    return convert
+
+
+def _gelu(c: Context, x: Any, *, approximate: str = "none") -> Any:
+    return c.op("gelu" if approximate == "none" else "gelu_tanh", c.tensor(x))
+
+
+def _softplus(c: Context, x: Any, beta: Any = 1, threshold: Any = 20) -> Any:
+    """torch returns x itself above the threshold; from 20 on log(1 + exp(x)) is x in float32."""
+    if beta != 1 or threshold < 20:
+        raise ImportRefused(f"softplus with beta={beta}, threshold={threshold} has no op; the default has")
+    return c.op("softplus", c.tensor(x))
+
+
+def _div_mode(c: Context, x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
+    if rounding_mode is None:
+        return _binary("div")(c, x, y)
+    if rounding_mode != "floor":
+        raise ImportRefused(f"division with rounding_mode={rounding_mode!r} has no op; 'floor' has")
+    return _binary("floordiv")(c, x, y)
+
+
+def _reciprocal(c: Context, x: Any) -> Any:
+    return c.op("div", c.operand(1.0, c.out.dtype), c.tensor(x, c.out.dtype))
+
+
+def _where(c: Context, cond: Any, x: Any, y: Any) -> Any:
+    return c.op("where", c.tensor(cond, DType.BOOL), *c.operands([x, y], c.out.dtype))
+
+
+def _masked_fill(c: Context, x: Any, mask: Any, value: Any) -> Any:
+    return c.op("where", c.tensor(mask, DType.BOOL), c.operand(value, c.out.dtype), c.tensor(x))
+
+
+def _clamp(c: Context, x: Any, low: Any = None, high: Any = None) -> Any:
+    dtype = c.out.dtype
+    bounds = [None if b is None else c.literal(b, dtype).value for b in (low, high)]
+    return c.op("clamp", c.tensor(x, dtype), low=bounds[0], high=bounds[1])
+
+
+def _clamp_max(c: Context, x: Any, high: Any) -> Any:
+    return _clamp(c, x, None, high)
+
+
+def _copy(c: Context, x: Any, *_: Any, **__: Any) -> Any:
+    """A copy is the value itself, in the result's element type."""
+    return c.tensor(x, c.out.dtype)
+
+
+def _full(c: Context, shape: Any, value: Any, **_: Any) -> Any:
+    dtype = c.out.dtype
+    if not isinstance(value, bool | int | float):
+        return c.op("expand", c.tensor(value, dtype), shape=c.out.shape)
+    return c.op("full", shape=c.out.shape, value=c.literal(value, dtype).value, dtype=str(dtype))
+
+
+def _filled(value: bool | int | float) -> Convert:
+    return lambda c, *_, **__: _full(c, None, value)
+
+
+def _new_full(c: Context, x: Any, shape: Any, value: Any, **_: Any) -> Any:
+    return _full(c, shape, value)
+
+
+def _full_like(c: Context, x: Any, value: Any, **_: Any) -> Any:
+    return _full(c, None, value)
+
+
+def _arange(c: Context, *args: Any, **_: Any) -> Any:
+    """start, stop, step over an iota of the result's length."""
+    start, step = (0 if len(args) == 1 else args[0]), (args[2] if len(args) > 2 else 1)
+    dtype = c.out.dtype
+    counts = c.op("iota", size=to_dim(c.out.shape[0]), dtype="i32")
+    value = c.cast(counts, dtype)
+    value = value if step == 1 else c.op("mul", value, c.operand(step, dtype))
+    return value if start == 0 else c.op("add", value, c.operand(start, dtype))
+
+
+def _scalar_tensor(c: Context, value: Any, **_: Any) -> Any:
+    return c.tensor(value, c.out.dtype)
+
+
+def _square(c: Context, x: Any) -> Any:
+    return c.op("mul", c.tensor(x), c.tensor(x))
+
+
+TABLE: dict[str, Convert] = {
+    "aten.add.Tensor": _binary("add"),
+    "aten.add.Scalar": _binary("add"),
+    "aten.sub.Tensor": _binary("sub"),
+    "aten.sub.Scalar": _binary("sub"),
+    "aten.rsub.Scalar": _reversed_sub,
+    "aten.rsub.Tensor": _reversed_sub,
+    "aten.mul.Tensor": _binary("mul"),
+    "aten.mul.Scalar": _binary("mul"),
+    "aten.div.Tensor": _binary("div"),
+    "aten.div.Scalar": _binary("div"),
+    "aten.true_divide.Tensor": _binary("div"),
+    "aten.div.Tensor_mode": _div_mode,
+    "aten.div.Scalar_mode": _div_mode,
+    "aten.floor_divide.default": _binary("floordiv"),
+    "aten.remainder.Scalar": _binary("mod"),
+    "aten.remainder.Tensor": _binary("mod"),
+    "aten.pow.Tensor_Scalar": _binary("pow"),
+    "aten.pow.Tensor_Tensor": _binary("pow"),
+    "aten.pow.Scalar": _binary("pow"),
+    "aten.maximum.default": _binary("maximum"),
+    "aten.minimum.default": _binary("minimum"),
+    "aten.lt.Tensor": _comparison("lt"),
+    "aten.lt.Scalar": _comparison("lt"),
+    "aten.le.Tensor": _comparison("le"),
+    "aten.le.Scalar": _comparison("le"),
+    "aten.gt.Tensor": _comparison("gt"),
+    "aten.gt.Scalar": _comparison("gt"),
+    "aten.ge.Tensor": _comparison("ge"),
+    "aten.ge.Scalar": _comparison("ge"),
+    "aten.eq.Tensor": _comparison("eq"),
+    "aten.eq.Scalar": _comparison("eq"),
+    "aten.ne.Tensor": _comparison("ne"),
+    "aten.ne.Scalar": _comparison("ne"),
+    "aten.logical_and.default": _logic("and"),
+    "aten.logical_or.default": _logic("or"),
+    "aten.bitwise_and.Tensor": _logic("and"),
+    "aten.bitwise_or.Tensor": _logic("or"),
+    "aten.__and__.Tensor": _logic("and"),
+    "aten.__or__.Tensor": _logic("or"),
+    "aten.logical_not.default": _not,
+    "aten.bitwise_not.default": _not,
+    "aten.neg.default": _unary("neg"),
+    "aten.abs.default": _unary("abs"),
+    "aten.exp.default": _unary("exp"),
+    "aten.log.default": _unary("log"),
+    "aten.sqrt.default": _unary("sqrt"),
+    "aten.rsqrt.default": _unary("rsqrt"),
+    "aten.tanh.default": _unary("tanh"),
+    "aten.sin.default": _unary("sin"),
+    "aten.cos.default": _unary("cos"),
+    "aten.sigmoid.default": _unary("sigmoid"),
+    "aten.erf.default": _unary("erf"),
+    "aten.relu.default": _unary("relu"),
+    "aten.silu.default": _unary("silu"),
+    "aten.floor.default": _unary("floor"),
+    "aten.gelu.default": _gelu,
+    "aten.softplus.default": _softplus,
+    "aten.reciprocal.default": _reciprocal,
+    "aten.square.default": _square,
+    "aten.where.self": _where,
+    "aten.where.ScalarOther": _where,
+    "aten.where.ScalarSelf": _where,
+    "aten.masked_fill.Scalar": _masked_fill,
+    "aten.masked_fill.Tensor": _masked_fill,
+    "aten.clamp.default": _clamp,
+    "aten.clamp_min.default": _clamp,
+    "aten.clamp_max.default": _clamp_max,
+    "aten._to_copy.default": _copy,
+    "aten.to.dtype": _copy,
+    "aten.type_as.default": _copy,
+    "aten.clone.default": _copy,
+    "aten.alias.default": _copy,
+    "aten.detach.default": _copy,
+    "aten.detach_.default": _copy,
+    "aten.contiguous.default": _copy,
+    "aten.lift_fresh_copy.default": _copy,
+    "aten.dropout.default": _copy,
+    "aten.full.default": _full,
+    "aten.full_like.default": _full_like,
+    "aten.new_full.default": _new_full,
+    "aten.zeros.default": _filled(0),
+    "aten.ones.default": _filled(1),
+    "aten.zeros_like.default": _filled(0),
+    "aten.ones_like.default": _filled(1),
+    "aten.new_zeros.default": _filled(0),
+    "aten.new_ones.default": _filled(1),
+    "aten.arange.default": _arange,
+    "aten.arange.start": _arange,
+    "aten.arange.start_step": _arange,
+    "aten.scalar_tensor.default": _scalar_tensor,
+}

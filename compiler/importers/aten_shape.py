@@ -1,0 +1,216 @@
+"""Converters of ATen ops that move elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from compiler.importers.context import Context
+from compiler.importers.refused import ImportRefused
+from compiler.importers.sizes import to_dim
+from ir.types import DType
+
+Convert = Callable[..., Any]
+
+END = 2**62  # a stop at or beyond this means "to the end"
+
+
+def _reshape(c: Context, x: Any, *_: Any, **__: Any) -> Any:
+    """Any op that keeps the order of elements: the result's shape says it all."""
+    return c.reshape(c.tensor(x, c.out.dtype), c.out.shape)
+
+
+def _transpose(c: Context, x: Any, a: int, b: int) -> Any:
+    perm = list(range(c.type(x).rank))
+    a, b = c.axis(x, a), c.axis(x, b)
+    perm[a], perm[b] = perm[b], perm[a]
+    return _permute(c, x, perm)
+
+
+def _permute(c: Context, x: Any, perm: Any) -> Any:
+    perm = tuple(c.axis(x, p) for p in perm)
+    return x if perm == tuple(range(len(perm))) else c.op("transpose", x, perm=perm)
+
+
+def _reverse(c: Context, x: Any) -> Any:
+    return _permute(c, x, list(reversed(range(c.type(x).rank))))
+
+
+def _expand(c: Context, x: Any, *_: Any, **__: Any) -> Any:
+    x = c.tensor(x, c.out.dtype)
+    return x if c.type(x).shape == c.out.shape else c.op("expand", x, shape=c.out.shape)
+
+
+def _bound(c: Context, value: Any, size: Any, otherwise: Any) -> Any:
+    """A slice bound inside 0..size, as Python's slices have it."""
+    if value is None:
+        return otherwise
+    if isinstance(value, int) and value >= END:
+        return size
+    if isinstance(value, int) and value < 0:
+        return max(size + value, 0) if isinstance(size, int) else size + value
+    return min(value, size) if isinstance(value, int) and isinstance(size, int) else value
+
+
+def _slice(c: Context, x: Any, axis: int = 0, start: Any = None, stop: Any = None, step: int = 1) -> Any:
+    x = c.tensor(x)
+    axis = c.axis(x, axis)
+    size = c.type(x).shape[axis]
+    start, stop = _bound(c, start, size, 0), _bound(c, stop, size, size)
+    if start == 0 and stop == size and step == 1:
+        return x
+    return c.op("slice", x, axis=axis, start=start, stop=stop, step=None if step == 1 else step)
+
+
+def _select(c: Context, x: Any, axis: int, index: Any) -> Any:
+    axis = c.axis(x, axis)
+    size: Any = c.type(x).shape[axis]
+    at = size + index if isinstance(index, int) and index < 0 else index
+    return c.reshape(c.op("slice", x, axis=axis, start=at, stop=at + 1), c.out.shape)
+
+
+def _cat(c: Context, tensors: Any, axis: int = 0) -> Any:
+    parts = [c.tensor(t, c.out.dtype) for t in tensors]
+    parts = [p for p in parts if c.type(p).shape != (0,)]
+    return parts[0] if len(parts) == 1 else c.op("concat", *parts, axis=c.axis(parts[0], axis))
+
+
+def _stack(c: Context, tensors: Any, axis: int = 0) -> Any:
+    axis = c.axis(tensors[0], axis, extra=1)
+    shape = c.out.shape
+    one = (*shape[:axis], 1, *shape[axis + 1 :])
+    return c.op("concat", *(c.reshape(c.tensor(t, c.out.dtype), one) for t in tensors), axis=axis)
+
+
+def _split(c: Context, x: Any, _: Any, axis: int = 0) -> Any:
+    """The sizes are those of torch's results."""
+    axis = c.axis(x, axis)
+    sizes = tuple(to_dim(part.shape[axis]) for part in c.node.meta["val"])
+    return (x,) if len(sizes) == 1 else c.op("split", x, axis=axis, sizes=sizes, several=True)
+
+
+def _repeat(c: Context, x: Any, repeats: Any) -> Any:
+    """Each axis n is made [repeat, n] by expand and joined again."""
+    shape = c.type(x).shape
+    shape = (1,) * (len(repeats) - len(shape)) + shape
+    if all(r == 1 for r in repeats):
+        return c.reshape(x, shape)
+    if all(r == 1 or n == 1 for r, n in zip(repeats, shape, strict=True)):
+        return c.op("expand", c.reshape(x, shape), shape=c.out.shape)
+    apart = c.reshape(x, [d for n in shape for d in (1, n)])
+    wide = c.op("expand", apart, shape=tuple(d for r, n in zip(repeats, shape, strict=True) for d in (r, n)))
+    return c.reshape(wide, c.out.shape)
+
+
+def _repeat_interleave(c: Context, x: Any, repeats: int, dim: Any = None, **_: Any) -> Any:
+    """Each element of an axis n is made [n, repeat] by expand and joined again."""
+    if dim is None:
+        raise ImportRefused("repeat_interleave needs the axis it repeats along")
+    axis = c.axis(x, dim)
+    shape = c.type(x).shape
+    apart = c.reshape(x, (*shape[: axis + 1], 1, *shape[axis + 1 :]))
+    wide = c.op("expand", apart, shape=(*shape[: axis + 1], repeats, *shape[axis + 1 :]))
+    return c.reshape(wide, c.out.shape)
+
+
+def _triangle(lower: bool) -> Convert:
+    """Keep the elements with column - row <= diagonal (lower) or >= diagonal; the others become zero."""
+
+    def convert(c: Context, x: Any, diagonal: int = 0) -> Any:
+        rows, columns = c.out.shape[-2:]
+        row = c.reshape(c.op("iota", size=rows, dtype="i32"), (rows, 1))
+        column = c.op("iota", size=columns, dtype="i32")
+        row = row if diagonal == 0 else c.op("add", row, c.literal(diagonal, DType.I32))
+        keep = c.op("le" if lower else "ge", column, row)
+        return c.op("where", keep, c.tensor(x), c.literal(0, c.out.dtype))
+
+    return convert
+
+
+def _pad(c: Context, x: Any, pad: Any, value: Any = 0) -> Any:
+    """Constant padding: a concatenation with a filled array at each end of each axis; negative padding cuts."""
+    value = 0 if value is None else value
+    for back, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        x = _pad_axis(c, x, c.type(x).rank - 1 - back, before, after, value)
+    return x
+
+
+def _pad_axis(c: Context, x: Any, axis: int, before: Any, after: Any, value: Any) -> Any:
+    size: Any = c.type(x).shape[axis]
+    if (isinstance(before, int) and before < 0) or (isinstance(after, int) and after < 0):
+        x = c.op("slice", x, axis=axis, start=max(-before, 0), stop=size + min(after, 0))
+    parts = [_filler(c, x, axis, before, value), x, _filler(c, x, axis, after, value)]
+    parts = [p for p in parts if p is not None]
+    return x if len(parts) == 1 else c.op("concat", *parts, axis=axis)
+
+
+def _filler(c: Context, x: Any, axis: int, size: Any, value: Any) -> Any:
+    if isinstance(size, int) and size <= 0:
+        return None
+    shape, dtype = c.type(x).shape, c.type(x).dtype
+    shape = (*shape[:axis], size, *shape[axis + 1 :])
+    return c.op("full", shape=shape, value=c.literal(value, dtype).value, dtype=str(dtype))
+
+
+def _index_select(c: Context, x: Any, axis: int, index: Any) -> Any:
+    if axis == 0:
+        c.check_rows(index, x)
+    return c.op("take", x, index, axis=c.axis(x, axis))
+
+
+def _index(c: Context, x: Any, indices: Any) -> Any:
+    """x[:, i, :] with one integer tensor: a take along its axis."""
+    given = [(axis, i) for axis, i in enumerate(indices) if i is not None]
+    if len(given) != 1 or c.type(given[0][1]).dtype is DType.BOOL:
+        raise ImportRefused("indexing with several tensors, or with a boolean one, has no op")
+    axis, index = given[0]
+    return _index_select(c, x, axis, index)
+
+
+def _embedding(c: Context, table: Any, ids: Any, *_: Any, **__: Any) -> Any:
+    c.check_rows(ids, table)
+    return c.op("embed", ids, table)
+
+
+TABLE: dict[str, Convert] = {
+    "aten.view.default": _reshape,
+    "aten._unsafe_view.default": _reshape,
+    "aten.reshape.default": _reshape,
+    "aten.view_copy.default": _reshape,
+    "aten.unsqueeze.default": _reshape,
+    "aten.squeeze.default": _reshape,
+    "aten.squeeze.dim": _reshape,
+    "aten.squeeze.dims": _reshape,
+    "aten.flatten.using_ints": _reshape,
+    "aten.unflatten.int": _reshape,
+    "aten.transpose.int": _transpose,
+    "aten.permute.default": _permute,
+    "aten.t.default": _reverse,
+    "aten.numpy_T.default": _reverse,
+    "aten.expand.default": _expand,
+    "aten.expand_as.default": _expand,
+    "aten.broadcast_to.default": _expand,
+    "aten.slice.Tensor": _slice,
+    "aten.narrow.default": lambda c, x, axis, start, length: _slice(c, x, axis, start, start + length),
+    "aten.select.int": _select,
+    "aten.cat.default": _cat,
+    "aten.stack.default": _stack,
+    "aten.split.Tensor": _split,
+    "aten.split_with_sizes.default": _split,
+    "aten.chunk.default": _split,
+    "aten.repeat.default": _repeat,
+    "aten.repeat_interleave.self_int": _repeat_interleave,
+    "aten.tril.default": _triangle(lower=True),
+    "aten.triu.default": _triangle(lower=False),
+    "aten.constant_pad_nd.default": _pad,
+    "aten.pad.default": lambda c, x, pad, mode="constant", value=None: _pad_constant(c, x, pad, mode, value),
+    "aten.index_select.default": _index_select,
+    "aten.index.Tensor": _index,
+    "aten.embedding.default": _embedding,
+}
+
+
+def _pad_constant(c: Context, x: Any, pad: Any, mode: str, value: Any) -> Any:
+    if mode != "constant":
+        raise ImportRefused(f"padding in mode {mode!r} has no op; 'constant' has")
+    return _pad(c, x, pad, value)

@@ -1,0 +1,151 @@
+"""torch.export of a causal language model, with one symbolic length.
+
+Sizes are exported without torch's assumption that they are at least 2, so that a branch on a length of 1 is a guard like any
+other. Every guard must hold at each length from 1 to the context; one that does not is refused with the line it comes from.
+Guards that torch's own code makes (layout and broadcast decisions inside an op, which do not change what it computes) may
+fail at single lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sympy
+
+from compiler.importers.refused import ImportRefused
+
+EXAMPLE_LENGTH = 13  # any length but 0 and 1 would do; an odd one is unlikely to be a size of the model
+MAX_ISOLATED = 2
+
+
+def export_program(module: Any, args: tuple[Any, ...], context: int, supported: frozenset[str]) -> Any:
+    """The functional ExportedProgram of module(*args), every argument [1, S] with 1 <= S <= context.
+
+    Ops that are not in `supported` are decomposed where torch knows how. Raises ImportRefused where the model cannot be
+    exported for every length.
+    """
+    import torch
+    from torch.fx.experimental import _config as shape_config
+
+    # a context below the example's length is checked by the guards, not by the example
+    size = torch.export.Dim.AUTO(min=1, max=max(context, EXAMPLE_LENGTH))
+    with shape_config.patch(backed_size_oblivious=True), quiet():
+        try:
+            program = torch.export.export(
+                module, args, dynamic_shapes=tuple({1: size} for _ in args), strict=False
+            )
+        except ImportRefused:
+            raise
+        except Exception as error:
+            raise ImportRefused(f"torch.export cannot trace the model: {_first_lines(error)}") from error
+        check_guards(program, context)
+        return program.run_decompositions(_decompositions(supported))
+
+
+def check_guards(program: Any, context: int) -> None:
+    """Every guard of an export holds at each length up to the context. Raises ImportRefused with its source line."""
+    lengths = np.arange(1, context + 1)
+    for guard in _guards(program):
+        holds = np.broadcast_to(_holds(guard.expr, lengths), lengths.shape)
+        failing = lengths[~holds]
+        if not len(failing) or (len(failing) <= MAX_ISOLATED and _inside_torch(guard)):
+            continue
+        raise ImportRefused(
+            f"the model computes something else at some lengths: it was traced where {guard.expr}, which does not hold at "
+            f"length {failing[0]} ({guard.sloc}). Remove the dependence on the length, or lower --max-context"
+        )
+
+
+def _guards(program: Any) -> list[Any]:
+    for node in program.graph.nodes:
+        mode = getattr(node.meta.get("val"), "fake_mode", None)
+        if mode is not None and mode.shape_env is not None:
+            return list(mode.shape_env.guards)
+    return []
+
+
+def _inside_torch(guard: Any) -> bool:
+    import torch
+
+    frame = guard.sloc.framework_loc
+    return frame is not None and str(frame.filename).startswith(str(Path(torch.__file__).parent))
+
+
+def _holds(expr: Any, lengths: Any) -> Any:
+    """The value of a guard at each length; every symbol is the length. False where it cannot be decided."""
+    if expr.is_Symbol:
+        return lengths if str(expr).startswith("s") else np.False_
+    if expr in (sympy.true, sympy.false):
+        return np.bool_(bool(expr))
+    if expr.is_Integer:
+        return np.int64(int(expr))
+    compute = _GUARD_OPS.get(type(expr).__name__)
+    args = [_holds(a, lengths) for a in expr.args]
+    return np.False_ if compute is None else compute(*args)
+
+
+def _fold(fn: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    return lambda *args: reduce(fn, args)
+
+
+_GUARD_OPS: dict[str, Callable[..., Any]] = {
+    "Equality": np.equal,
+    "Unequality": np.not_equal,
+    "LessThan": np.less_equal,
+    "StrictLessThan": np.less,
+    "GreaterThan": np.greater_equal,
+    "StrictGreaterThan": np.greater,
+    "And": _fold(np.logical_and),
+    "Or": _fold(np.logical_or),
+    "Not": np.logical_not,
+    "Add": _fold(np.add),
+    "Mul": _fold(np.multiply),
+    "Min": _fold(np.minimum),
+    "Max": _fold(np.maximum),
+    "FloorDiv": np.floor_divide,
+    "CleanDiv": np.floor_divide,
+    "Mod": np.mod,
+    "PythonMod": np.mod,
+}
+
+
+def _decompositions(supported: frozenset[str]) -> Mapping[Any, Any]:
+    import torch
+
+    table = torch.export.default_decompositions()
+    return {op: fn for op, fn in table.items() if str(op) not in supported}
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without warnings and progress bars of torch and transformers."""
+    import logging
+    import warnings
+
+    from transformers.utils import logging as transformers_logging
+
+    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    torch_log = logging.getLogger("torch")
+    torch_level = torch_log.level
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    torch_log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch_log.setLevel(torch_level)
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+def _first_lines(error: Exception, count: int = 4) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: " + " ".join(lines[:count])

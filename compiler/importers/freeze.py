@@ -1,0 +1,31 @@
+"""Rotary embeddings whose frequencies switch on the total length are fixed for the compile's context."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def freeze_rope(model: Any, config: Any, context: int) -> dict[str, str]:
+    """Compute the frequencies of dynamic and long rotary embeddings once, as transformers does at `context` tokens.
+
+    Returns what was frozen, by module path.
+    """
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    frozen: dict[str, str] = {}
+    for path, module in model.named_modules():
+        kinds = getattr(module, "rope_type", None)
+        for layer_type, kind in kinds.items() if isinstance(kinds, dict) else [(None, kinds)]:
+            if not isinstance(kind, str) or not ("dynamic" in kind or kind == "longrope"):
+                continue
+            options = {} if layer_type is None else {"layer_type": layer_type}
+            frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](module.config, None, seq_len=context, **options)
+            prefix = "" if layer_type is None else f"{layer_type}_"
+            module.register_buffer(f"{prefix}inv_freq", frequencies, persistent=False)
+            setattr(module, f"{prefix}attention_scaling", scaling)
+            if isinstance(kinds, dict):
+                kinds[layer_type] = "default"
+            else:
+                module.rope_type = "default"
+            frozen[f"{path}.{prefix}inv_freq"] = f"{kind} rotary embedding at a length of {context}"
+    return frozen

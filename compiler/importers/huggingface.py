@@ -1,0 +1,221 @@
+"""A Hugging Face checkpoint directory (config.json and safetensors) -> the IR.
+
+The model class comes from transformers, never from code in the checkpoint. Parameters are on the meta device: only their
+shapes are known until weights are packed; buffers (rotary frequencies) are real.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from compiler.importers.aten import CONVERTERS, import_program
+from compiler.importers.export import EXAMPLE_LENGTH, export_program, quiet
+from compiler.importers.freeze import freeze_rope
+from compiler.importers.markers import NAME, attention_markers
+from compiler.importers.model import Imported, ModelInfo
+from compiler.importers.placeholders import Names, constants_of, program_of
+from compiler.importers.refused import ImportRefused
+from compiler.weights import LayeredSource, WeightSource, check_weights, open_checkpoint
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+_POSITIONS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_sequence_length",
+    "max_seq_len",
+    "n_ctx",
+    "seq_length",
+)
+
+
+def load_directory(directory: Path, max_context: int | None = None) -> Imported:
+    """Import a checkpoint directory. Raises ImportRefused or WeightError."""
+    config = read_config(directory)
+    weights, files = open_checkpoint(directory)
+    generation = _read_json(directory / "generation_config.json")
+    return import_model(
+        config,
+        weights,
+        name=directory.name,
+        max_context=max_context,
+        source=("huggingface", str(directory), tuple(f.name for f in files)),
+        eos=_ids(generation.get("eos_token_id")),
+        tokenizer_files=_tokenizer_files(directory),
+    )
+
+
+def read_config(directory: Path) -> Any:
+    """The transformers configuration of a checkpoint. Raises ImportRefused on remote code and unknown model types."""
+    raw = _read_json(directory / "config.json", required=True)
+    if raw.get("auto_map"):
+        raise ImportRefused(
+            f"{directory}/config.json: the checkpoint brings its own model code (auto_map), which is never run. If transformers "
+            "has the model type itself, remove auto_map from a copy of config.json"
+        )
+    if raw.get("quantization_config"):
+        method = raw["quantization_config"].get("quant_method", "unknown")
+        raise ImportRefused(
+            f"{directory}: the checkpoint is quantised ({method}); compile the unquantised checkpoint it was made from"
+        )
+    from transformers import AutoConfig
+
+    with quiet():
+        try:
+            return AutoConfig.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
+        except (ValueError, KeyError, OSError) as error:
+            raise ImportRefused(
+                f"{directory}/config.json: transformers does not know this model: {error}"
+            ) from error
+
+
+def import_model(
+    config: Any,
+    weights: WeightSource,
+    *,
+    name: str,
+    max_context: int | None,
+    source: tuple[str, str, tuple[str, ...]],
+    eos: tuple[int, ...] = (),
+    tokenizer_files: Mapping[str, bytes] | None = None,
+) -> Imported:
+    """The graph of a configuration, over the weights of a checkpoint."""
+    config = config.get_text_config(decoder=True)
+    context = max_context or config_context(config)
+    model = instantiate(config)
+    frozen = freeze_rope(model, config, context)
+    names = Names(model, weights.names)
+    graph = export_graph(model, context, name, names)
+    constants = constants_of(model, names, graph)
+    layered = LayeredSource((weights, constants), names.renames)
+    check_weights(graph, layered)
+    used = {names.renames.get(w.name, w.name) for w in graph.weights}
+    info = ModelInfo(
+        name=name,
+        vocab_size=int(graph.outputs[0].type.shape[2]),  # type: ignore[union-attr]
+        max_context=context,
+        bos_token_id=next(iter(_ids(config.bos_token_id)), None),
+        eos_token_ids=tuple(dict.fromkeys((*eos, *_ids(config.eos_token_id)))),
+        frozen=frozen,
+        source_kind=source[0],
+        source_path=source[1],
+        source_files=source[2],
+        unused=tuple(n for n in weights.names if n not in used),
+    )
+    return Imported(graph, layered, info, dict(tokenizer_files or {}))
+
+
+def config_context(config: Any) -> int:
+    """The context that a configuration promises. Raises ImportRefused where it promises none."""
+    for key in _POSITIONS:
+        found = getattr(config, key, None)
+        if isinstance(found, int) and found > 0:
+            return found
+    raise ImportRefused("the configuration has no maximum number of positions: give one with --max-context")
+
+
+def instantiate(config: Any, attention: str = NAME) -> Any:
+    """The causal language model of a configuration, parameters on the meta device, float32, in eval mode."""
+    import torch
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    mapping = AutoModelForCausalLM._model_mapping
+    if type(config) not in mapping:
+        raise ImportRefused(
+            f"transformers has no causal language model for the model type {config.model_type!r}"
+        )
+    config._attn_implementation = attention if attention != NAME else "eager"
+    with quiet(), init_empty_weights(include_buffers=False):
+        model = mapping[type(config)]._from_config(config, attn_implementation="eager", dtype=torch.float32)
+    return model.eval()
+
+
+def export_graph(model: Any, context: int, name: str, names: Names) -> Any:
+    """The model's graph with one op per attention, or in plain ops where the model has its own attention code."""
+    with attention_markers(model) as markers, quiet():
+        try:
+            model.set_attn_implementation(NAME)
+            program = _export(model, context)
+        except (KeyError, ValueError):
+            markers.calls = -1
+            program = None
+        if program is not None and markers.calls == markers.expected() > 0:
+            return import_program(program_of(program, names, context, name, "model"))
+    with quiet():
+        model.set_attn_implementation("eager")
+        return import_program(program_of(_export(model, context), names, context, name, "model"))
+
+
+def _export(model: Any, context: int) -> Any:
+    import torch
+
+    class Logits(torch.nn.Module):
+        """ids, pos [1,S] -> logits [1,S,V], without a cache."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids: Any, pos: Any) -> Any:
+            return self.model(input_ids=ids, position_ids=pos, use_cache=False).logits
+
+    device = next(model.parameters()).device
+    example = tuple(torch.zeros((1, EXAMPLE_LENGTH), dtype=torch.long, device=device) for _ in range(2))
+    return export_program(Logits().eval(), example, context, frozenset(CONVERTERS))
+
+
+def _tokenizer_files(directory: Path) -> dict[str, bytes]:
+    found = {n: (directory / n).read_bytes() for n in TOKENIZER_FILES if (directory / n).is_file()}
+    if "tokenizer.json" in found or not any((directory / n).is_file() for n in _SLOW_TOKENIZERS):
+        return found
+    return {**found, **convert_tokenizer(directory)}
+
+
+_SLOW_TOKENIZERS = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+
+def convert_tokenizer(directory: Path, **options: Any) -> dict[str, bytes]:
+    """The files of a tokenizer as transformers saves its fast form."""
+    import tempfile
+
+    from transformers import AutoTokenizer
+
+    with quiet(), tempfile.TemporaryDirectory() as out:
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(directory), trust_remote_code=False, local_files_only=True, use_fast=True, **options
+        )
+        tokenizer.save_pretrained(out)
+        return {n: (Path(out) / n).read_bytes() for n in TOKENIZER_FILES if (Path(out) / n).is_file()}
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    values: Iterable[Any] = value if isinstance(value, list | tuple) else [value]
+    return tuple(int(v) for v in values if v is not None)
+
+
+def _read_json(path: Path, required: bool = False) -> dict[str, Any]:
+    if not path.is_file():
+        if required:
+            raise ImportRefused(
+                f"{path} is missing: a checkpoint directory has a config.json beside its weights"
+            )
+        return {}
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ImportRefused(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ImportRefused(f"{path} is not a JSON object")
+    return found

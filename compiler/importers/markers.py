@@ -1,0 +1,161 @@
+"""Attention as one op: our attention and mask functions in transformers' interfaces, for the time of one export.
+
+The attention function calls the op octavo::attention, which only has a shape. The mask function evaluates transformers' own
+mask closure on index tensors inside the traced graph, so that the export holds the mask as comparisons of positions,
+whatever it is; it is proved, or refused, by a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from compiler.importers.refused import ImportRefused
+
+NAME = "octavo"
+
+_SCHEMA = (
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? sinks, "
+    "float scale, float softcap, bool causal, int window) -> Tensor"
+)
+
+# What transformers passes along that does not change the result of an attention without a cache, in eval mode.
+_IGNORED = frozenset(
+    {"position_ids", "use_cache", "output_attentions", "output_hidden_states", "return_dict", "cache_position",
+     "position_embeddings", "logits_to_keep", "layer_idx"}
+)  # fmt: skip
+
+
+@dataclass
+class Markers:
+    """How often the attention function ran, and in which modules attention should have run."""
+
+    paths: dict[int, str]
+    calls: int = 0
+    modules: list[str] = field(default_factory=list)
+
+    def expected(self) -> int:
+        """Calls of attention modules that hold no other attention module that ran."""
+        ran = set(self.modules)
+        return sum(1 for m in self.modules if not any(o.startswith(f"{m}.") for o in ran))
+
+
+@contextmanager
+def attention_markers(model: Any) -> Iterator[Markers]:
+    """Inside, the attention implementation "octavo" exists; afterwards nothing of it is left."""
+    import torch
+    from transformers import masking_utils
+    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
+
+    markers = Markers({id(m): path for path, m in model.named_modules()})
+    packed = masking_utils.find_packed_sequence_indices
+    hooks = [m.register_forward_pre_hook(_record(markers, path)) for path, m in _attention_modules(model)]
+    with torch.library._scoped_library(NAME, "FRAGMENT") as library:
+        library.define(_SCHEMA)
+        torch.library.register_fake(f"{NAME}::attention", _shape, lib=library)
+        AttentionInterface.register(NAME, _attention_function(markers))
+        AttentionMaskInterface.register(NAME, _mask)
+        masking_utils.find_packed_sequence_indices = lambda position_ids: (
+            None
+        )  # one sequence: nothing is packed
+        try:
+            yield markers
+        finally:
+            masking_utils.find_packed_sequence_indices = packed
+            AttentionMaskInterface._global_mapping.pop(NAME, None)
+            AttentionInterface._global_mapping.pop(NAME, None)
+            for hook in hooks:
+                hook.remove()
+
+
+def _attention_modules(model: Any) -> list[tuple[str, Any]]:
+    return [(path, m) for path, m in model.named_modules() if "Attention" in type(m).__name__]
+
+
+def _record(markers: Markers, path: str) -> Any:
+    def hook(module: Any, args: Any) -> None:
+        markers.modules.append(path)
+
+    return hook
+
+
+def _shape(
+    q: Any, k: Any, v: Any, mask: Any, sinks: Any, scale: float, softcap: float, causal: bool, window: int
+) -> Any:
+    """[B,H,S,D], [B,G,S,D], [B,G,S,E] -> [B,S,H,E]."""
+    return q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3]))
+
+
+def _attention_function(markers: Markers) -> Any:
+    def attend(
+        module: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        attention_mask: Any,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        is_causal: bool | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Any = None,
+        **others: Any,
+    ) -> Any:
+        import torch
+
+        path = markers.paths.get(id(module), type(module).__name__)
+        unknown = sorted(k for k, v in others.items() if v is not None and k not in _IGNORED)
+        if unknown:
+            raise ImportRefused(
+                f"{path}: attention takes the argument {unknown[0]!r}, whose meaning is not known here; it cannot be compiled"
+            )
+        markers.calls += 1
+        causal = _is_causal(module, path, is_causal) if attention_mask is None else False
+        scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+        window = sliding_window if attention_mask is None and sliding_window else 0
+        call = torch.ops.octavo.attention
+        return call(
+            query, key, value, attention_mask, s_aux, scale, float(softcap or 0.0), causal, window
+        ), None
+
+    return attend
+
+
+def _is_causal(module: Any, path: str, given: bool | None) -> bool:
+    """As transformers decides where a model makes no mask: the keyword, else the module's attribute."""
+    found = getattr(module, "is_causal", None) if given is None else given
+    if found is None:
+        raise ImportRefused(
+            f"{path}: attention has neither a mask nor an is_causal, so what it sees is not known"
+        )
+    return bool(found)
+
+
+def _mask(
+    batch_size: int,
+    q_length: Any,
+    kv_length: Any,
+    q_offset: Any = 0,
+    kv_offset: Any = 0,
+    mask_function: Any = None,
+    attention_mask: Any = None,
+    device: Any = None,
+    use_vmap: bool = False,
+    **_: Any,
+) -> Any:
+    """The boolean mask [1, 1, S, S] as the model's mask function computes it from positions."""
+    import torch
+    from transformers.masking_utils import and_masks, padding_mask_function
+
+    if attention_mask is not None:
+        mask_function = and_masks(mask_function, padding_mask_function(attention_mask))
+    zero = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=device)
+    query = torch.arange(q_length, device=device).reshape(1, 1, -1, 1)
+    key = torch.arange(kv_length, device=device).reshape(1, 1, 1, -1)
+    query = query if isinstance(q_offset, int) and q_offset == 0 else query + q_offset
+    key = key if isinstance(kv_offset, int) and kv_offset == 0 else key + kv_offset
+    mask = mask_function(zero, zero, query, key)
+    return mask.expand(1, 1, q_length, kv_length)

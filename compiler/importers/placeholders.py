@@ -1,0 +1,113 @@
+"""What the placeholders of an exported program stand for: weights by their names, literals, or the graph's inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from compiler.importers.aten import Program
+from compiler.importers.context import torch_dtype
+from compiler.importers.refused import ImportRefused
+from compiler.weights import ArraySource
+from ir.graph import Graph, Scalar, Weight
+from ir.types import Tensor
+
+INPUTS = ("ids", "pos")
+
+
+class Names:
+    """One name per array of a module: tied parameters have the name under which the checkpoint stores them.
+
+    renames: from a graph's name to the stored one, where they differ by the base model's prefix.
+    """
+
+    def __init__(self, model: Any, stored: Iterable[str] | None = None) -> None:
+        held = None if stored is None else set(stored)
+        self.tensors: dict[str, Any] = {
+            **dict(model.named_buffers(remove_duplicate=False)),
+            **dict(model.named_parameters(remove_duplicate=False)),
+        }
+        self.persistent = set(model.state_dict())
+        self.stored = held or set()
+        prefix = f"{getattr(model, 'base_model_prefix', '')}."
+        self.renames: dict[str, str] = {}
+        self._name: dict[str, str] = {}
+        groups: dict[int, list[str]] = {}
+        for name, tensor in self.tensors.items():
+            groups.setdefault(id(tensor), []).append(name)
+        for group in groups.values():
+            chosen = _choose(group, held, prefix, self.renames)
+            self._name.update(dict.fromkeys(group, chosen))
+
+    def __getitem__(self, name: str) -> str:
+        return self._name.get(name, name)
+
+
+def _choose(group: list[str], held: set[str] | None, prefix: str, renames: dict[str, str]) -> str:
+    if held is None:
+        return group[0]
+    for name in group:
+        if name in held:
+            return name
+    for name in group:
+        other = name.removeprefix(prefix) if name.startswith(prefix) else f"{prefix}{name}"
+        if other in held:
+            renames[name] = other
+            return name
+    return group[0]
+
+
+def program_of(program: Any, names: Names, context: int, name: str, wrapper: str = "") -> Program:
+    """An ExportedProgram as import_program wants it. `wrapper`: the attribute of the exported module that is the model."""
+    kinds = type(program.graph_signature.input_specs[0].kind)
+    placeholders: dict[str, Any] = {}
+    inputs = iter(INPUTS)
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is kinds.USER_INPUT:
+            placeholders[spec.arg.name] = next(inputs)
+            continue
+        target = str(spec.target)
+        value = program.constants.get(target)
+        path = target.removeprefix(f"{wrapper}.") if wrapper else target
+        placeholders[spec.arg.name] = _constant(
+            names, path, program.state_dict.get(target) if value is None else value
+        )
+    return Program(program.graph.nodes, placeholders, context, name, wrapper)
+
+
+def _constant(names: Names, path: str, tensor: Any) -> Weight | Scalar:
+    """A weight, or a literal where it is a constant of one element that is not stored."""
+    if tensor is None:
+        raise ImportRefused(f"the exported program gives no value or shape for {path!r}")
+    name = names[path]
+    if tensor.ndim == 0 and tensor.device.type != "meta" and name not in names.stored:
+        return Scalar(tensor.item())
+    names.tensors.setdefault(path, tensor)
+    return Weight(name, Tensor(torch_dtype(tensor.dtype), tuple(int(n) for n in tensor.shape)))
+
+
+def constants_of(model: Any, names: Names, graph: Graph) -> ArraySource:
+    """The graph's weights that the checkpoint does not hold: buffers and constants, as arrays."""
+    arrays: dict[str, Any] = {}
+    parameters = {names[n] for n, _ in model.named_parameters(remove_duplicate=False)}
+    for weight in graph.weights:
+        if weight.name in names.stored or weight.name in names.renames or weight.name in parameters:
+            continue
+        tensor = names.tensors[weight.name]
+        if tensor.device.type == "meta":
+            raise ImportRefused(
+                f"buffer {weight.name!r} has no value: it is neither in the checkpoint nor computed"
+            )
+        arrays[weight.name] = to_numpy(tensor)
+    return ArraySource(arrays)
+
+
+def to_numpy(tensor: Any) -> Any:
+    """A torch tensor as an array of the IR's element type, without a copy where the types agree."""
+    import torch
+
+    tensor = tensor.detach().cpu().contiguous()
+    dtype = torch_dtype(tensor.dtype).numpy
+    if tensor.dtype is torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(dtype)
+    return tensor.numpy().astype(dtype, copy=False)

@@ -1,0 +1,337 @@
+"""Weights by name, wherever they are stored.
+
+A `WeightSource` gives the *stored* element type and shape of each array and hands out rows without copying where the file
+allows it. Whoever packs weights casts them to the type that the graph's `Weight` has (`read_as`), a few rows at a time, so
+that a tensor need never be in memory twice.
+
+Files are memory-mapped: their pages belong to the page cache and not to the process. The safetensors format is read from
+its specification (8 bytes little-endian header length, JSON header, data); a header is refused when it is too long, when
+offsets leave the file, overlap, or disagree with shape and element type.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ir.dims import evaluate
+from ir.graph import Graph, Weight
+from ir.types import DType, Tensor
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+MAX_HEADER_BYTES = 100_000_000
+
+_SAFETENSORS_TYPES = {
+    "F64": DType.F64,
+    "F32": DType.F32,
+    "F16": DType.F16,
+    "BF16": DType.BF16,
+    "I64": DType.I64,
+    "I32": DType.I32,
+    "I8": DType.I8,
+    "U8": DType.U8,
+    "BOOL": DType.BOOL,
+}
+
+_NUMPY_TYPES = {dtype.numpy: dtype for dtype in DType}
+
+
+class WeightError(ValueError):
+    """A weight is missing, malformed, or not of the shape that the model's configuration asks for."""
+
+
+class WeightSource(Protocol):
+    """Arrays by name. Raises WeightError, naming the file and the array, where one is missing or malformed."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    def type(self, name: str) -> Tensor:
+        """The stored element type and shape."""
+        ...
+
+    def rows(self, name: str, lo: int, hi: int) -> Array:
+        """Rows lo..hi of the first axis, in the stored element type; read-only, a view of the file where possible."""
+        ...
+
+    def read(self, name: str) -> Array:
+        """The whole array."""
+        ...
+
+
+class ArraySource:
+    """Arrays that are in memory."""
+
+    def __init__(self, arrays: Mapping[str, Array]) -> None:
+        self._arrays = dict(arrays)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._arrays)
+
+    def type(self, name: str) -> Tensor:
+        array = self.read(name)
+        return Tensor(_NUMPY_TYPES[array.dtype], array.shape)
+
+    def rows(self, name: str, lo: int, hi: int) -> Array:
+        return self.read(name)[lo:hi]
+
+    def read(self, name: str) -> Array:
+        if name not in self._arrays:
+            raise WeightError(f"there is no array {name!r}")
+        return self._arrays[name]
+
+
+class SafetensorsFile:
+    """One .safetensors file, memory-mapped. Raises WeightError on a malformed header."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._data, self._entries = _open_safetensors(path)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._entries)
+
+    def type(self, name: str) -> Tensor:
+        if name not in self._entries:
+            raise WeightError(f"{self.path}: there is no tensor {name!r}")
+        kind, shape, _, _ = self._entries[name]
+        if kind not in _SAFETENSORS_TYPES:
+            raise WeightError(
+                f"{self.path}: tensor {name!r} has element type {kind}; only {', '.join(_SAFETENSORS_TYPES)} are read. "
+                "Save the checkpoint in one of them"
+            )
+        return Tensor(_SAFETENSORS_TYPES[kind], shape)
+
+    def rows(self, name: str, lo: int, hi: int) -> Array:
+        return self.read(name)[lo:hi]
+
+    def read(self, name: str) -> Array:
+        found = self.type(name)
+        _, shape, begin, end = self._entries[name]
+        return self._data[begin:end].view(found.dtype.numpy).reshape(shape)
+
+
+class ShardedSource:
+    """Safetensors files joined by an index (`model.safetensors.index.json`)."""
+
+    def __init__(self, index: Path) -> None:
+        self.index = index
+        self._file_of = _read_index(index)
+        self._files = {
+            name: SafetensorsFile(index.parent / name) for name in sorted(set(self._file_of.values()))
+        }
+        for tensor, file in self._file_of.items():
+            if tensor not in self._files[file].names:
+                raise WeightError(
+                    f"{index}: tensor {tensor!r} is said to be in {file}, which does not hold it"
+                )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._file_of)
+
+    def _file(self, name: str) -> SafetensorsFile:
+        if name not in self._file_of:
+            raise WeightError(f"{self.index}: there is no tensor {name!r}")
+        return self._files[self._file_of[name]]
+
+    def type(self, name: str) -> Tensor:
+        return self._file(name).type(name)
+
+    def rows(self, name: str, lo: int, hi: int) -> Array:
+        return self._file(name).rows(name, lo, hi)
+
+    def read(self, name: str) -> Array:
+        return self._file(name).read(name)
+
+
+class LayeredSource:
+    """Several sources as one: the first that holds a name answers. `renames` maps a name to the stored one."""
+
+    def __init__(self, sources: Iterable[WeightSource], renames: Mapping[str, str] | None = None) -> None:
+        self._renames = dict(renames or {})
+        self._owner: dict[str, WeightSource] = {}
+        for source in reversed(tuple(sources)):
+            self._owner.update(dict.fromkeys(source.names, source))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        hidden = set(self._renames.values())
+        return (*self._renames, *(n for n in self._owner if n not in self._renames and n not in hidden))
+
+    def _find(self, name: str) -> tuple[WeightSource, str]:
+        stored = self._renames.get(name, name)
+        if stored not in self._owner:
+            alias = "" if stored == name else f" (stored as {stored!r})"
+            raise WeightError(f"the checkpoint has no tensor {name!r}{alias}")
+        return self._owner[stored], stored
+
+    def type(self, name: str) -> Tensor:
+        source, stored = self._find(name)
+        return source.type(stored)
+
+    def rows(self, name: str, lo: int, hi: int) -> Array:
+        source, stored = self._find(name)
+        return source.rows(stored, lo, hi)
+
+    def read(self, name: str) -> Array:
+        source, stored = self._find(name)
+        return source.read(stored)
+
+
+def read_as(source: WeightSource, weight: Weight, chunk_rows: int = 1024) -> Array:
+    """The array that a graph's weight stands for, in the weight's own element type."""
+    want = _tensor(weight)
+    found = source.type(weight.name)
+    if found.dtype is want.dtype or not found.shape:
+        return source.read(weight.name).astype(want.dtype.numpy, copy=False)
+    total = evaluate(found.shape[0], {})
+    out = np.empty(tuple(evaluate(d, {}) for d in found.shape), want.dtype.numpy)
+    for lo in range(0, total, chunk_rows):
+        out[lo : lo + chunk_rows] = source.rows(weight.name, lo, min(lo + chunk_rows, total))
+    return out
+
+
+def check_weights(graph: Graph, source: WeightSource) -> None:
+    """Every weight that the graph reads is there, with the graph's shape. Raises WeightError naming the first few."""
+    held = set(source.names)
+    missing = [w.name for w in graph.weights if w.name not in held]
+    if missing:
+        raise WeightError(
+            f"{len(missing)} of the model's tensors are not in the checkpoint: {', '.join(missing[:5])}"
+            f"{', ...' if len(missing) > 5 else ''}. The configuration and the weights do not belong together"
+        )
+    for weight in graph.weights:
+        want, found = _tensor(weight), source.type(weight.name)
+        if want.shape != found.shape:
+            raise WeightError(
+                f"tensor {weight.name!r} has shape {list(found.shape)} but the model's configuration makes it "
+                f"{list(want.shape)}: the configuration and the weights do not belong together"
+            )
+
+
+def _tensor(weight: Weight) -> Tensor:
+    if not isinstance(weight.type, Tensor):
+        raise WeightError(f"weight @{weight.name} is not a tensor")
+    return weight.type
+
+
+_Entry = tuple[str, tuple[int, ...], int, int]  # element type, shape, first and last byte in the file
+
+
+def _open_safetensors(path: Path) -> tuple[Array, dict[str, _Entry]]:
+    size = path.stat().st_size
+    if size < 8:
+        raise WeightError(f"{path}: {size} bytes are too few for a safetensors file: it is truncated")
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(MAX_HEADER_BYTES, size - 8):
+            raise WeightError(
+                f"{path}: the header claims {length} bytes; the file has {size} and a header may have at most "
+                f"{MAX_HEADER_BYTES}. It is truncated or not a safetensors file"
+            )
+        header = _parse_json(path, file.read(length))
+    header.pop("__metadata__", None)
+    start = 8 + length
+    entries = {name: _entry(path, name, raw, start, size) for name, raw in header.items()}
+    _check_overlap(path, entries)
+    return np.memmap(path, np.uint8, mode="r"), entries
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{key!r} occurs twice")
+        found[key] = value
+    return found
+
+
+def _parse_json(path: Path, raw: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique_keys)
+    except (ValueError, RecursionError) as error:
+        raise WeightError(f"{path}: the header is not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise WeightError(f"{path}: the header is not a JSON object")
+    return found
+
+
+def _entry(path: Path, name: str, raw: Any, start: int, size: int) -> _Entry:
+    where = f"{path}: tensor {name!r}"
+    try:
+        kind, shape, (begin, end) = str(raw["dtype"]), tuple(raw["shape"]), raw["data_offsets"]
+    except (KeyError, TypeError, ValueError):
+        raise WeightError(f"{where}: needs dtype, shape and data_offsets, not {raw!r}") from None
+    if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
+        raise WeightError(f"{where}: shape and offsets must be non-negative integers, not {raw!r}")
+    if not begin <= end <= size - start:
+        raise WeightError(
+            f"{where}: bytes {begin}..{end} are not inside the file's {size - start} bytes of data: it is truncated "
+            "or malformed"
+        )
+    item = _SAFETENSORS_TYPES[kind].size_bytes if kind in _SAFETENSORS_TYPES else None
+    if item is not None and end - begin != math.prod(shape) * item:
+        raise WeightError(
+            f"{where}: {list(shape)} of {kind} take {math.prod(shape) * item} bytes, not {end - begin}"
+        )
+    return kind, shape, start + begin, start + end
+
+
+def _check_overlap(path: Path, entries: Mapping[str, _Entry]) -> None:
+    spans = sorted((begin, end, name) for name, (_, _, begin, end) in entries.items() if end > begin)
+    for (_, last, name), (first, _, other) in zip(spans, spans[1:], strict=False):
+        if first < last:
+            raise WeightError(f"{path}: tensors {name!r} and {other!r} overlap")
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    mapping = _parse_json(index, index.read_bytes()).get("weight_map")
+    if not isinstance(mapping, dict) or not mapping:
+        raise WeightError(f"{index}: has no weight_map")
+    for name, file in mapping.items():
+        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
+            raise WeightError(
+                f"{index}: tensor {name!r} is in {file!r}, which is not a .safetensors file beside it"
+            )
+        if not (index.parent / file).is_file():
+            raise WeightError(
+                f"{index}: {file}, which holds {name!r}, is missing: download the whole checkpoint"
+            )
+    return mapping
+
+
+def open_checkpoint(directory: Path) -> tuple[WeightSource, tuple[Path, ...]]:
+    """The weights of a checkpoint directory and the files they are in.
+
+    Raises WeightError where there are none, or only pickled ones, which run code when they are read.
+    """
+    index, single = directory / "model.safetensors.index.json", directory / "model.safetensors"
+    if single.is_file():
+        return SafetensorsFile(single), (single,)
+    if index.is_file():
+        sharded = ShardedSource(index)
+        files = sorted({directory / file for file in _read_index(index).values()})
+        return sharded, (index, *files)
+    others = sorted(directory.glob("*.safetensors"))
+    if len(others) == 1:
+        return SafetensorsFile(others[0]), (others[0],)
+    if others:
+        raise WeightError(
+            f"{directory}: has {len(others)} .safetensors files but no model.safetensors.index.json"
+        )
+    pickled = sorted(p.name for s in ("bin", "pt", "pth", "ckpt", "pkl") for p in directory.glob(f"*.{s}"))
+    if pickled:
+        raise WeightError(
+            f"{directory}: the weights are pickled ({pickled[0]}), and reading a pickle runs the code in it. Convert them "
+            "where you trust them: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT) writes safetensors"
+        )
+    raise WeightError(f"{directory}: there are no weights (model.safetensors) beside config.json")
