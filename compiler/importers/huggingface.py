@@ -93,7 +93,7 @@ def import_model(
     context = max_context or config_context(config)
     model = instantiate(config)
     frozen = freeze_rope(model, config, context)
-    names = Names(model, weights.names)
+    names = Names(model, stored_names(model, weights.names))
     graph = export_graph(model, context, name, names)
     constants = constants_of(model, names, graph)
     layered = LayeredSource((weights, constants), names.renames)
@@ -137,7 +137,32 @@ def instantiate(config: Any, attention: str = NAME) -> Any:
     config._attn_implementation = attention if attention != NAME else "eager"
     with quiet(), init_empty_weights(include_buffers=False):
         model = mapping[type(config)]._from_config(config, attn_implementation="eager", dtype=torch.float32)
+    model.tie_weights()  # outside: init_empty_weights gives every assigned parameter a tensor of its own
     return model.eval()
+
+
+def stored_names(model: Any, stored: Iterable[str]) -> dict[str, str]:
+    """From the model's name of each array to the checkpoint's, by transformers' own table of renamings.
+
+    Raises ImportRefused where an array would have to be computed from several stored ones.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    known = model.state_dict()
+    transforms = get_model_conversion_mapping(model)
+    renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
+    converters = [t for t in transforms if isinstance(t, WeightConverter)]
+    found: dict[str, str] = {}
+    for name in stored:
+        own, converter = rename_source_key(name, renamings, converters, model.base_model_prefix, known)
+        if converter is not None and own in known and own != name:
+            raise ImportRefused(
+                f"tensor {name!r} is stored in an older layout, from which {own!r} has to be computed. Load the "
+                "checkpoint with transformers and save it with save_pretrained(OUT, save_original_format=False)"
+            )
+        found[own] = name
+    return found
 
 
 def export_graph(model: Any, context: int, name: str, names: Names) -> Any:

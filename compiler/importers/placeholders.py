@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 from compiler.importers.aten import Program
@@ -18,43 +18,29 @@ INPUTS = ("ids", "pos")
 class Names:
     """One name per array of a module: tied parameters have the name under which the checkpoint stores them.
 
-    renames: from a graph's name to the stored one, where they differ by the base model's prefix.
+    stored: from the model's own name of an array to the checkpoint's.
     """
 
-    def __init__(self, model: Any, stored: Iterable[str] | None = None) -> None:
-        held = None if stored is None else set(stored)
+    def __init__(self, model: Any, stored: Mapping[str, str] | None = None) -> None:
         self.tensors: dict[str, Any] = {
             **dict(model.named_buffers(remove_duplicate=False)),
             **dict(model.named_parameters(remove_duplicate=False)),
         }
-        self.persistent = set(model.state_dict())
-        self.stored = held or set()
-        prefix = f"{getattr(model, 'base_model_prefix', '')}."
-        self.renames: dict[str, str] = {}
+        self.stored = dict(stored or {})
         self._name: dict[str, str] = {}
         groups: dict[int, list[str]] = {}
         for name, tensor in self.tensors.items():
             groups.setdefault(id(tensor), []).append(name)
         for group in groups.values():
-            chosen = _choose(group, held, prefix, self.renames)
-            self._name.update(dict.fromkeys(group, chosen))
+            self._name.update(dict.fromkeys(group, next((n for n in group if n in self.stored), group[0])))
+
+    @property
+    def renames(self) -> dict[str, str]:
+        """The names that the checkpoint spells otherwise."""
+        return {name: stored for name, stored in self.stored.items() if name != stored}
 
     def __getitem__(self, name: str) -> str:
         return self._name.get(name, name)
-
-
-def _choose(group: list[str], held: set[str] | None, prefix: str, renames: dict[str, str]) -> str:
-    if held is None:
-        return group[0]
-    for name in group:
-        if name in held:
-            return name
-    for name in group:
-        other = name.removeprefix(prefix) if name.startswith(prefix) else f"{prefix}{name}"
-        if other in held:
-            renames[name] = other
-            return name
-    return group[0]
 
 
 def program_of(program: Any, names: Names, context: int, name: str, wrapper: str = "") -> Program:
@@ -91,7 +77,7 @@ def constants_of(model: Any, names: Names, graph: Graph) -> ArraySource:
     arrays: dict[str, Any] = {}
     parameters = {names[n] for n, _ in model.named_parameters(remove_duplicate=False)}
     for weight in graph.weights:
-        if weight.name in names.stored or weight.name in names.renames or weight.name in parameters:
+        if weight.name in names.stored or weight.name in parameters:
             continue
         tensor = names.tensors[weight.name]
         if tensor.device.type == "meta":
