@@ -29,6 +29,12 @@ class Pass(ABC):
     def name(self) -> str:
         return pass_name(type(self))
 
+    @property
+    def tolerance(self) -> float:
+        """The error that the pass may add by design, as a share of a value's RMS: 0 where it only
+        reassociates."""
+        return 0.0
+
     @abstractmethod
     def run(self, graph: Graph) -> Result:
         """The next graph. Raises PassError where a lowering cannot be proved."""

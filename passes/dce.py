@@ -1,4 +1,4 @@
-"""Dead code elimination: drop ops whose results nothing reads. KV state is a value, so writes need no special care."""
+"""Drop ops whose results nothing reads. KV state is a value, so its writes need no special care."""
 
 from __future__ import annotations
 

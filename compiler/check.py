@@ -1,0 +1,176 @@
+"""Checking a compile by running it, against the reference interpreter.
+
+The graph is evaluated before and after every pass on the same random tokens, and the first value that differs
+names the pass and the op. Values that keep their meaning keep their name through a pass, so equal names are
+compared, in the paged
+layout: [tokens, ...], all tokens of all requests in order. The paged form is run in two steps with shuffled
+blocks, so that chunking, paging and packing are part of the comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from compiler.pipeline import Stage
+from ir.graph import Graph, Op, Value
+from ir.interpret import KVState, empty_kv, interpret
+from ir.text.printer import print_op
+from ir.types import KV, Tensor
+from passes.paging.layout import T, layout_of, to_tokens
+from passes.select_rows import Q
+
+Array = np.ndarray[Any, np.dtype[Any]]
+ROUNDING = 2e-3  # share of a value's RMS that reassociated f32 arithmetic may differ by
+
+
+class CheckError(ValueError):
+    """A pass changed what the graph computes. `pass_name` and `op` are the first that diverge."""
+
+    def __init__(self, pass_name: str, op: Op | None, message: str) -> None:
+        self.pass_name, self.op = pass_name, op
+        where = f"\n  {print_op(op)}" if op is not None else ""
+        super().__init__(f"--check: {pass_name} {message}{where}")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Requests whose tokens are split over steps; a step is a tuple of chunks (request, first, last)."""
+
+    requests: tuple[Array, ...]
+    steps: tuple[tuple[tuple[int, int, int], ...], ...]
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(r) for r in self.requests]
+
+    def offset(self, request: int) -> int:
+        return sum(self.lengths[:request])
+
+
+def random_batch(vocab_size: int, context: int, seed: int = 0) -> Batch:
+    """Two requests of up to 19 and 5 tokens, the longer one in two chunks."""
+    rng = np.random.default_rng(seed)
+    first, second = min(19, context), min(5, context)
+    cut = max(1, first * 2 // 3)
+    requests = tuple(rng.integers(0, vocab_size, n).astype(np.int32) for n in (first, second))
+    steps = (((0, 0, cut), (1, 0, second)), ((0, cut, first),) if cut < first else ())
+    return Batch(requests, tuple(s for s in steps if s))
+
+
+@dataclass
+class Checker:
+    """Give `on_stage` to run_pipeline. Raises CheckError."""
+
+    read: Callable[[str], Any]
+    batch: Batch
+    _before: Mapping[str, Array] = field(default_factory=dict[str, Array])
+    _logits: str = ""
+
+    def on_stage(self, stage: Stage) -> None:
+        after = observe(stage.graph, self.read, self.batch)
+        if stage.index:
+            self._compare(stage, after)
+        self._before, self._logits = after, stage.graph.outputs[0].name
+
+    def compare_logits(self, name: str, logits: Array) -> None:
+        """Compare a compiled forward's logits for the batch, [tokens, V], with the last stage's."""
+        error = relative_error(self._before[self._logits], logits)
+        if not error <= ROUNDING:
+            raise CheckError(name, None, f"gives logits that differ by {error:.1e} of their RMS")
+
+    def _compare(self, stage: Stage, after: Mapping[str, Array]) -> None:
+        allowed = ROUNDING + stage.tolerance
+        for op in stage.graph.ops:
+            for out in op.outs:
+                before, now = self._before.get(out.name), after.get(out.name)
+                if before is None or now is None or before.size != now.size:
+                    continue
+                error = relative_error(before.reshape(now.shape), now)
+                if not error <= allowed:
+                    shown = f"changes %{out.name} by {error:.1e} of its RMS (allowed {allowed:.0e}), at"
+                    raise CheckError(stage.name, op, shown)
+
+
+def relative_error(expected: Array, found: Array) -> float:
+    """The largest difference over the RMS of what is expected; NaN and infinities must agree."""
+    e, f = np.asarray(expected, np.float64), np.asarray(found, np.float64)
+    if e.size == 0:
+        return 0.0
+    same = (e == f) | (np.isnan(e) & np.isnan(f))
+    finite = np.isfinite(e)
+    rms = float(np.sqrt(np.mean(np.square(e[finite])))) if finite.any() else 0.0
+    with np.errstate(invalid="ignore"):
+        difference = np.where(same, 0.0, np.abs(e - f))
+    return float(difference.max()) / max(rms, 1e-6)
+
+
+def observe(graph: Graph, read: Callable[[str], Any], batch: Batch) -> dict[str, Array]:
+    """Every per-token value of a run over the batch, by name, as [all tokens in request order, ...]."""
+    return _observe_imported(graph, read, batch) if "S" in graph.dims else _observe_paged(graph, read, batch)
+
+
+def _observe_imported(graph: Graph, read: Callable[[str], Any], batch: Batch) -> dict[str, Array]:
+    found: dict[str, list[Array]] = {}
+    outs = [o for op in graph.ops for o in op.outs]
+    layouts = {o.name: layout_of(o.type.shape) for o in outs if isinstance(o.type, Tensor)}
+    for ids in batch.requests:
+        run = interpret(graph, {"ids": ids[None], "pos": np.arange(len(ids), dtype=np.int32)[None]}, read)
+        for name, layout in layouts.items():
+            if layout is not None:
+                found.setdefault(name, []).append(to_tokens(run.values[name], layout))
+    return {name: np.concatenate(parts) for name, parts in found.items()}
+
+
+def _observe_paged(graph: Graph, read: Callable[[str], Any], batch: Batch) -> dict[str, Array]:
+    states = {v.name: v.type for v in graph.inputs if isinstance(v.type, KV)}
+    tables = {name: _shuffled_blocks(kv, batch) for name, kv in states.items()}
+    kv: dict[str, KVState] = {n: empty_kv(t, sum(map(len, tables[n])) + 1) for n, t in states.items()}
+    names = [o.name for op in graph.ops for o in op.outs if _is_per_token(o)]
+    found: dict[str, Array] = {}
+    for step in batch.steps:
+        inputs: dict[str, Any] = pack_step(batch, step, {n: (t.block, tables[n]) for n, t in states.items()})
+        run = interpret(graph, {**inputs, **kv}, read)
+        kv = dict(zip(states, run.outputs[1:], strict=True))
+        index = np.concatenate([batch.offset(r) + np.arange(lo, hi) for r, lo, hi in step])
+        for name in names:
+            value = run.values[name]
+            target = found.setdefault(name, np.zeros((sum(batch.lengths), *value.shape[1:]), value.dtype))
+            target[index] = value
+    return found
+
+
+def _is_per_token(value: Value) -> bool:
+    return isinstance(value.type, Tensor) and bool(value.type.shape) and value.type.shape[0] in (T, Q)
+
+
+def _shuffled_blocks(kv: KV, batch: Batch) -> list[list[int]]:
+    """Block ids of each request, in no order, leaving block 0 unused."""
+    counts = [-(-n // kv.block) for n in batch.lengths]
+    ids = np.random.default_rng(1).permutation(np.arange(1, sum(counts) + 1)).tolist()
+    return [[ids.pop() for _ in range(n)] for n in counts]
+
+
+def pack_step(
+    batch: Batch, step: Sequence[tuple[int, int, int]], tables: Mapping[str, tuple[int, list[list[int]]]]
+) -> dict[str, Array]:
+    """The paged form's inputs for one step.
+
+    tables: per kv input, its block size and each request's blocks.
+    """
+    ids = np.concatenate([batch.requests[r][lo:hi] for r, lo, hi in step])
+    pos = np.concatenate([np.arange(lo, hi) for _, lo, hi in step]).astype(np.int32)
+    starts = np.cumsum([0, *(hi - lo for _, lo, hi in step)]).astype(np.int32)
+    inputs = {"ids": ids, "pos": pos, "starts": starts, "lens": np.array([hi for _, _, hi in step], np.int32)}
+    inputs["rows"] = np.arange(len(ids), dtype=np.int32)
+    for name, (block, blocks) in tables.items():
+        group = name.removeprefix("kv")
+        width = max(-(-hi // block) for _, _, hi in step)
+        rows = [(blocks[r] + [0] * width)[:width] for r, _, _ in step]
+        slots = [blocks[r][p // block] * block + p % block for r, lo, hi in step for p in range(lo, hi)]
+        inputs[f"table{group}"] = np.array(rows, np.int32)
+        inputs[f"slots{group}"] = np.array(slots, np.int32)
+    return inputs

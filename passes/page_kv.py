@@ -1,0 +1,98 @@
+"""Pack all tokens of all sequences into one axis, and put keys and values into a paged cache.
+
+Packing is sound only if every op that does not know about sequences treats tokens independently. This pass
+proves it op by op as it lowers (the token-axis proof), and refuses, naming the op, where something mixes
+tokens or depends on the sequence length. Attention becomes `kv_write` and `paged_attention` (PagedAttention,
+arXiv 2309.06180).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ir.build import GraphBuilder
+from ir.dims import Bounds, CeilDiv, free_names, normalize, symbol
+from ir.graph import Graph, Op, Value
+from ir.ops import OPS
+from ir.types import DType, Tensor
+from passes.base import Pass, PassError, Result
+from passes.paging.groups import plan_groups
+from passes.paging.layout import T, layout_of
+from passes.paging.lowering import Lowering, Placed
+from passes.paging.rules import RULES, depends_on_length, pointwise
+
+R = symbol("R")
+SIZES = frozenset({"shape", "size", "start", "stop", "sizes"})  # attributes that the rules prove themselves
+
+
+@dataclass(frozen=True)
+class PageKv(Pass):
+    """dtype: element type of the cache. block: tokens in a block."""
+
+    dtype: str = "f32"
+    block: int = 16
+
+    @property
+    def tolerance(self) -> float:
+        return 0.0 if DType(self.dtype) is DType.F32 else 0.2
+
+    def run(self, graph: Graph) -> Result:
+        if "S" not in graph.dims:
+            return Result(graph, 0)
+        low = _start(graph, DType(self.dtype), self.block)
+        for op in graph.ops:
+            _lower(low, op)
+        outputs = [_output(low, v) for v in graph.outputs]
+        return Result(low.builder.graph([*outputs, *low.groups.states]), len(low.groups.states))
+
+
+def _start(graph: Graph, dtype: DType, block: int) -> Lowering:
+    context = graph.dims["S"][1]
+    if context is None:
+        raise PassError("page_kv", None, "the sequence length S has no upper bound", "Give --max-context N.")
+    groups = plan_groups(graph, dtype, block)
+    if not groups.types:
+        raise PassError(
+            "page_kv", None, f"graph @{graph.name} has no attention", "DEBUG=5 shows why none was recognised."
+        )
+    blocks = int(normalize(CeilDiv(context, block)))
+    dims: dict[str, Bounds] = {"T": (1, None), "R": (1, None)}
+    dims |= {f"M{g}": (1, blocks) for g in range(len(groups.types))}
+    builder = GraphBuilder(graph.name, dims)
+    for name in (out.name for op in graph.ops for out in op.outs):
+        builder.reserve(name)
+    placed = {value.name: _input(builder, value) for value in graph.inputs}
+    lens, starts = (
+        builder.input("lens", Tensor(DType.I32, (R,))),
+        builder.input("starts", Tensor(DType.I32, (R + 1,))),
+    )
+    groups.declare_inputs(builder, T, R)
+    return Lowering(builder, groups, lens, starts, placed)
+
+
+def _input(builder: GraphBuilder, value: Value) -> Placed:
+    layout = layout_of(value.type.shape) if isinstance(value.type, Tensor) else None
+    if layout is None or layout.kept or not isinstance(value.type, Tensor):
+        raise PassError("page_kv", None, f"input %{value.name} is not [1,S]")
+    return Placed(builder.input(value.name, Tensor(value.type.dtype, (T,))), layout)
+
+
+def _lower(low: Lowering, op: Op) -> None:
+    fixed = all(low.layout(a) is None for a in op.args) and not any(depends_on_length(o) for o in op.outs)
+    if fixed and op.kind not in ("dim", "attention"):
+        low.keep(op)
+        return
+    for name, attr in op.attrs.items():
+        if name not in SIZES and "S" in free_names(attr):
+            low.refuse(op, f"its {name} is computed from the sequence length ({attr})")
+    rule = RULES.get(op.kind, pointwise if OPS[op.kind].pointwise else None)
+    if rule is None:
+        low.refuse(op, f"{op.kind} mixes tokens, or there is no proof that it does not")
+    rule(low, op)
+
+
+def _output(low: Lowering, value: Value) -> Value:
+    placed = low.placed[value.name]
+    if placed.layout is None or not isinstance(placed.arg, Value):
+        raise PassError("page_kv", None, f"output %{value.name} does not depend on the tokens")
+    return placed.arg

@@ -1,0 +1,1 @@
+"""What `page_kv` is made of: layouts of the token axis, KV groups, and how each op is lowered."""
