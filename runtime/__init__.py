@@ -1,0 +1,19 @@
+"""Run an engine artifact: `runtime.generate(path, "Once upon a time")`, or `runtime.load(path)` and submit to
+it.
+
+Imports numpy alone at first, tokenizers and jinja2 when an artifact needs them; never torch, transformers or
+sympy.
+"""
+
+from runtime.artifact import Artifact
+from runtime.completion import Completion, Event, Timings, TokenLogprob
+from runtime.engine import Engine, Stats, load
+from runtime.errors import ArtifactError, EngineError, OctavoError, RequestError, ResourceError
+from runtime.generate import generate
+from runtime.request import Request
+from runtime.sampling import Sampling
+
+__all__ = [
+    "Artifact", "ArtifactError", "Completion", "Engine", "EngineError", "Event", "OctavoError", "Request",
+    "RequestError", "ResourceError", "Sampling", "Stats", "Timings", "TokenLogprob", "generate", "load",
+]

@@ -1,0 +1,164 @@
+"""An artifact directory on disk: found, checked, and read from nowhere else. See docs/artifact.md.
+
+Hashes are integrity, not trust: an artifact holds code that will run. To trust one, compare its digest with
+one that came another way (`digest=`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from runtime import machine
+from runtime.errors import ArtifactError
+from runtime.manifest import CpuTarget, FileEntry, Kernel, Manifest, parse_manifest
+
+CHUNK = 8 << 20
+MAX_MANIFEST = 64 << 20
+Verify = Literal["full", "fast"]
+_COPY = "Get an undamaged copy, or compile the model again"
+
+
+@dataclass(frozen=True)
+class Artifact:
+    root: Path
+    manifest: Manifest
+
+    @staticmethod
+    def open(path: str | os.PathLike[str], *, verify: Verify = "full", digest: str | None = None) -> Artifact:
+        """Read the manifest and check the files: all of them, or with verify="fast" all but the weights.
+
+        digest: the digest that the manifest must have, with or without "sha256:".
+        """
+        if verify not in ("full", "fast"):
+            raise ArtifactError(f"verify={verify!r}", todo="Use verify='full' or verify='fast'")
+        root = _directory(path)
+        manifest = parse_manifest(_read(root, "manifest.json", MAX_MANIFEST))
+        if (
+            digest is not None
+            and manifest.digest.removeprefix("sha256:") != digest.removeprefix("sha256:").lower()
+        ):
+            raise ArtifactError(f"the digest is {manifest.digest}, not the given {digest!r}", where=str(root),
+                                todo="This is not the artifact that was expected: do not run it")
+        artifact = Artifact(root, manifest)
+        artifact.check_files(weights=verify == "full")
+        return artifact
+
+    @property
+    def cpu(self) -> CpuTarget:
+        if self.manifest.cpu is None:
+            built = ", ".join(self.manifest.raw["targets"]) or "none"
+            raise ArtifactError(f"no target 'cpu' (built: {built})", where=str(self.root),
+                                todo="Compile the model with --target cpu")
+        return self.manifest.cpu
+
+    def path(self, name: str) -> Path:
+        """The place of a file that the manifest lists."""
+        if name not in self.manifest.files:
+            raise ArtifactError(
+                f"{name!r} is not in the manifest's list of files", where=str(self.root), todo=_COPY
+            )
+        return _locate(self.root, name)
+
+    def read(self, name: str, limit: int = 256 << 20) -> bytes:
+        self.path(name)
+        return _read(self.root, name, limit)
+
+    def check_files(self, *, weights: bool) -> None:
+        """Compare sizes of all files, and SHA-256s of all or of all but the weights."""
+        from concurrent.futures import ThreadPoolExecutor  # here: importing the runtime stays light
+
+        skip = set() if weights or self.manifest.cpu is None else {self.manifest.cpu.weights}
+        with ThreadPoolExecutor(machine.default_threads()) as pool:
+            for name, entry in self.manifest.files.items():
+                place = _locate(self.root, name)
+                if place.stat().st_size != entry.bytes:
+                    size = place.stat().st_size
+                    raise ArtifactError(
+                        f"{size} bytes, the manifest says {entry.bytes}", where=str(place), todo=_COPY
+                    )
+                if name not in skip:
+                    _check_hash(pool, place, entry)
+
+    def kernel(self, isa: str | None = None) -> Kernel:
+        """The first kernel that this CPU can run, or the one named `isa`."""
+        have, arch = machine.cpu_features(), machine.arch()
+        missing: list[str] = []
+        for kernel in self.cpu.kernels:
+            if isa is not None and kernel.isa != isa:
+                continue
+            lacks = [f for f in kernel.features if machine.spelling(f) not in have]
+            if kernel.arch == arch and not lacks:
+                return kernel
+            missing.append(
+                f"{kernel.isa} needs " + (", ".join(lacks) if kernel.arch == arch else kernel.arch)
+            )
+        why = "; ".join(missing) or f"it has no kernel {isa or 'at all'}"
+        raise ArtifactError(f"no kernel for this CPU ({arch}): {why}", where=str(self.root),
+                            todo="Compile for this CPU's level, or rebuild from the bundled source")
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of the concatenated SHA-256 digests of the file's 8 MiB chunks (none for an empty file)."""
+    with open(path, "rb") as file:
+        return hashlib.sha256(b"".join(_chunk_hash(file.fileno(), at) for at in _chunks(path))).hexdigest()
+
+
+def _chunks(path: Path) -> range:
+    return range(0, path.stat().st_size, CHUNK)
+
+
+def _chunk_hash(fd: int, at: int) -> bytes:
+    return hashlib.sha256(os.pread(fd, CHUNK, at)).digest()
+
+
+def _check_hash(pool, place: Path, entry: FileEntry) -> None:  # noqa: ANN001 (a ThreadPoolExecutor)
+    with open(place, "rb") as file:
+        parts = list(pool.map(lambda at: _chunk_hash(file.fileno(), at), _chunks(place)))
+    found = hashlib.sha256(b"".join(parts)).hexdigest()
+    if found != entry.sha256:
+        raise ArtifactError(
+            f"SHA-256 is {found}, the manifest says {entry.sha256}", where=str(place), todo=_COPY
+        )
+
+
+def _directory(path: str | os.PathLike[str]) -> Path:
+    root = Path(path)
+    if not root.is_dir():
+        kind = "is not a directory" if root.exists() else "does not exist"
+        raise ArtifactError(f"{root} {kind}", todo="Give the directory that `octavo compile -o` wrote")
+    if not (root / "manifest.json").is_file():
+        raise ArtifactError(
+            f"{root} has no manifest.json", todo="Give the directory that `octavo compile -o` wrote"
+        )
+    return root.resolve()
+
+
+def _locate(root: Path, name: str) -> Path:
+    """The file, after looking at each step of its path: no symbolic link, and a regular file at the end."""
+    place = root
+    for part in name.split("/"):
+        place = place / part
+        try:
+            mode = place.lstat().st_mode
+        except OSError as error:
+            raise ArtifactError(f"cannot be read ({error.strerror})", where=str(place), todo=_COPY) from error
+        if stat.S_ISLNK(mode):
+            raise ArtifactError(
+                "is a symbolic link", where=str(place), todo="Copy the artifact with plain files"
+            )
+    if not stat.S_ISREG(mode):
+        raise ArtifactError("is not a regular file", where=str(place), todo=_COPY)
+    return place
+
+
+def _read(root: Path, name: str, limit: int) -> bytes:
+    place = _locate(root, name)
+    size = place.stat().st_size
+    if size > limit:
+        raise ArtifactError(f"{size} bytes; at most {limit} are read", where=str(place), todo=_COPY)
+    return place.read_bytes()

@@ -1,0 +1,173 @@
+"""The engine without its thread: add a request, step until idle. One step is schedule, pack, forward, sample,
+advance."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtime.completion import Completion, Event, FinishReason, Timings, TokenLogprob
+from runtime.executor import Executor, Sampled
+from runtime.request import Request
+from runtime.rows import sample_rows, score_rows, token_logprob
+from runtime.scheduler import Chunk, Scheduler
+from runtime.sequence import Sequence
+from runtime.step import StepBuffers
+
+
+@dataclass
+class Counters:
+    """What the engine has done since it was loaded."""
+
+    steps: int = 0
+    computed_tokens: int = 0
+    output_tokens: int = 0
+    finished_samples: int = 0
+    failed_requests: int = 0
+
+
+class Core:
+    """Used by one thread. Errors of one request end that request alone; a failed forward ends those of its
+    step."""
+
+    def __init__(self, executor: Executor, scheduler: Scheduler, buffers: StepBuffers) -> None:
+        self.executor, self.scheduler, self._buffers = executor, scheduler, buffers
+        self.counters = Counters()
+
+    @property
+    def busy(self) -> bool:
+        return self.scheduler.busy
+
+    def add(self, request: Request) -> None:
+        """Queue it. Samples beyond the first fork from it once the prompt is computed."""
+        first, *others = request.sequences
+        if first.wanted == 0:
+            for seq in request.sequences:
+                self._finish(seq, "length")
+            return
+        first.forks = others if first.generates else []
+        self.scheduler.add(first)
+
+    def cancel(self, request: Request) -> None:
+        for seq in request.sequences:
+            if not seq.finished:
+                self._finish(seq, "cancelled")
+
+    def fail(self, request: Request, error: Exception) -> None:
+        for seq in request.sequences:
+            self.scheduler.remove(seq)
+        self.counters.failed_requests += not request.done
+        request.fail(error)
+
+    def step(self) -> bool:
+        """Run one step; False if there was nothing to run."""
+        chunks = self.scheduler.schedule()
+        if not chunks:
+            assert not self.scheduler.stuck, "requests wait though nothing runs"
+            return False
+        step = self._buffers.pack(chunks)
+        sampling, scoring = [c for c in chunks if c.sample], [c for c in chunks if c.score]
+        try:
+            logits = self.executor.forward(step)
+            sampled = sample_rows(self.executor, sampling, logits[: step.num_sampled]) if sampling else None
+            scores = score_rows(self.executor, scoring, logits[step.num_sampled :]) if scoring else []
+            self._advance(chunks)
+        except Exception as error:
+            for chunk in chunks:
+                self.fail(chunk.seq.request, error)
+            return True
+        self.counters.steps += 1
+        self.counters.computed_tokens += len(step.ids)
+        self._take_scores(scoring, scores)
+        if sampled is not None:
+            self._take_samples(sampling, sampled)
+        return True
+
+    def _advance(self, chunks: Seq[Chunk]) -> None:
+        """Record what is in the cache now, and start the forks of prompts that are complete."""
+        now = time.monotonic()
+        for chunk in chunks:
+            seq = chunk.seq
+            if seq.output.started_s is None:
+                seq.output.started_s = now
+            if chunk.sample and seq.forks:
+                self._copy(self.scheduler.fork(seq))
+            self.scheduler.cache.advance(seq, seq.computed + chunk.count)
+
+    def _copy(self, copies: Seq[tuple[int, int, int]]) -> None:
+        for group in sorted({g for g, _, _ in copies}):
+            pairs = np.array([(source, target) for g, source, target in copies if g == group], np.int32)
+            self.executor.copy_blocks(group, pairs)
+
+    def _take_scores(self, chunks: Seq[Chunk], scores: Seq[TokenLogprob]) -> None:
+        at = 0
+        for chunk in chunks:
+            seq = chunk.seq
+            seq.output.prompt_logprobs += scores[at : at + len(chunk.score)]
+            at += len(chunk.score)
+            seq.scored = chunk.score.stop
+            if not seq.generates and seq.computed >= seq.wanted:
+                for sample in seq.request.sequences:
+                    if not sample.finished:
+                        self._finish(sample, "length")
+
+    def _take_samples(self, chunks: Seq[Chunk], sampled: Sampled) -> None:
+        token_ids = sampled.ids.tolist()
+        for row, chunk in enumerate(chunks):
+            try:
+                width = chunk.seq.request.sampling.logprobs
+                logprob = None if width is None else token_logprob(sampled, row, width)
+                self._take(chunk.seq, token_ids[row], logprob)
+            except Exception as error:  # of this request alone
+                self.fail(chunk.seq.request, error)
+
+    def _take(self, seq: Sequence, token_id: int, logprob: TokenLogprob | None) -> None:
+        """Add a sampled token to its sequence, and finish that if it was the last."""
+        request, output = seq.request, seq.output
+        seq.append(token_id)
+        self.counters.output_tokens += 1
+        if logprob is not None:
+            output.logprobs.append(logprob)
+        if output.first_token_s is None:
+            output.first_token_s = time.monotonic()
+        ends = token_id in request.ends
+        text, stopped = output.push(token_id, silent=ends)
+        if ends or stopped:
+            self._finish(seq, "stop", token_id, text, logprob, cut=stopped)
+        elif seq.num_tokens == seq.max_tokens:
+            self._finish(seq, "length", token_id, text, logprob)
+        else:
+            request.emit(Event(request.prompt_index, seq.sample_index, token_id, text, logprob, None))
+
+    def _finish(
+        self, seq: Sequence, reason: FinishReason, token_id: int | None = None, text: str = "",
+        logprob: TokenLogprob | None = None, *, cut: bool = False,
+    ) -> None:
+        """Give its blocks back and its completion out. cut: a stop text ended the text, so nothing is left of
+        it."""
+        request = seq.request
+        self.scheduler.remove(seq)
+        if not cut:
+            rest, stopped = seq.output.flush()
+            text, reason = text + rest, "stop" if stopped else reason
+        self.counters.finished_samples += 1
+        event = Event(request.prompt_index, seq.sample_index, token_id, text, logprob, reason)
+        request.emit(event, _completion(seq, reason))
+
+
+def _completion(seq: Sequence, reason: FinishReason) -> Completion:
+    request, output = seq.request, seq.output
+    sampling, start = request.sampling, request.submitted_s
+    since = [None if at is None else at - start for at in (output.started_s, output.first_token_s)]
+    scores = request.sequences[0].output.prompt_logprobs
+    return Completion(
+        prompt_index=request.prompt_index, sample_index=seq.sample_index, text=output.text,
+        token_ids=output.token_ids, finish_reason=reason,
+        logprobs=None if sampling.logprobs is None else output.logprobs,
+        prompt_logprobs=None if sampling.prompt_logprobs is None else scores,
+        prompt_token_ids=seq.ids[: seq.prompt_tokens].tolist(), cached_tokens=seq.cached_tokens or 0,
+        seed=request.seed, timings=Timings(since[0], since[1], time.monotonic() - start),
+    )

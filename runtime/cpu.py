@@ -1,0 +1,213 @@
+"""The CPU target's executor: one shared library through the C ABI of docs/artifact.md, called with ctypes.
+
+Everything a step needs is taken once, here: the arena (sizes from plan.json), the logits, and the KV pools,
+all of them anonymous memory that costs nothing until it is touched.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from runtime.artifact import Artifact
+from runtime.errors import ArtifactError, EngineError, ResourceError
+from runtime.executor import SampleArgs, Sampled
+from runtime.manifest import Fields, parse_json
+from runtime.scheduler import Limits
+from runtime.step import Step
+from runtime.weights import Weights
+
+ABI = 1
+
+
+class CKVGroup(c.Structure):
+    _fields_ = [
+        ("data", c.c_void_p),
+        ("slots", c.c_void_p),
+        ("table", c.c_void_p),
+        ("table_stride", c.c_int64),
+    ]
+
+
+class CStep(c.Structure):
+    _fields_ = [
+        ("num_tokens", c.c_int32), ("num_requests", c.c_int32), ("num_rows", c.c_int32),
+        ("num_groups", c.c_int32), ("ids", c.c_void_p), ("pos", c.c_void_p), ("starts", c.c_void_p),
+        ("lens", c.c_void_p), ("rows", c.c_void_p),
+        ("groups", c.POINTER(CKVGroup)), ("arena", c.c_void_p), ("logits", c.c_void_p),
+    ]
+
+
+class CSampleArgs(c.Structure):
+    _fields_ = [
+        ("num_rows", c.c_int32), ("vocab_size", c.c_int32), ("num_top", c.c_int32), ("logits", c.c_void_p),
+        ("temperature", c.c_void_p), ("top_p", c.c_void_p), ("min_p", c.c_void_p), ("top_k", c.c_void_p),
+        ("seed", c.c_void_p), ("sample_index", c.c_void_p), ("position", c.c_void_p),
+        ("ids", c.c_void_p), ("logprobs", c.c_void_p), ("top_ids", c.c_void_p), ("top_logprobs", c.c_void_p),
+    ]
+
+
+_P, _I = c.c_void_p, c.c_int32
+_FUNCTIONS = {  # name: (result, arguments)
+    "octavo_abi": (_I, []),
+    "octavo_open": (_P, [c.POINTER(c.c_void_p), _I, _I]),
+    "octavo_forward": (_I, [_P, c.POINTER(CStep)]),
+    "octavo_sample": (_I, [_P, c.POINTER(CSampleArgs)]),
+    "octavo_copy_blocks": (None, [_P, _I, _P, _P, _I]),
+    "octavo_logprobs": (None, [_P, _P, _I, _P, _P]),
+    "octavo_close": (None, [_P]),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """plan.json: bytes of the arena per token, row and request of a step, each rounded up to 16, and
+    fixed."""
+
+    per_token: int
+    per_row: int
+    per_request: int
+    fixed: int
+
+    @staticmethod
+    def parse(data: bytes, where: str) -> Plan:
+        arena = Fields(parse_json(data, where), where).object("arena")
+        extra = set(arena.value) - {"T", "Q", "R", ""}
+        if extra:
+            raise ArtifactError(
+                f"arena has an unknown term {min(extra)!r}", where=where, todo="Compile again"
+            )
+        values = (arena.integer(k, 0, 2**48) if k in arena.value else 0 for k in ("T", "Q", "R", ""))
+        return Plan(*values)
+
+    def arena_bytes(self, limits: Limits) -> int:
+        def up(size: int) -> int:
+            return -(-size // 16) * 16
+
+        return (self.per_token * up(limits.max_step_tokens) + self.per_row * up(limits.max_rows)
+                + self.per_request * up(limits.max_requests) + self.fixed)
+
+
+def anonymous(size: int, what: str) -> np.ndarray:
+    """`size` zero bytes, page-aligned, private to this process and taken from the machine only when
+    touched."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    try:
+        return np.frombuffer(mmap.mmap(-1, max(size, 1), flags=flags), np.uint8)
+    except (OSError, OverflowError) as error:
+        todo = "Use smaller max_step_tokens, max_requests or kv_memory"
+        raise ResourceError(f"{size} bytes for {what} cannot be mapped ({error})", todo=todo) from error
+
+
+class CpuExecutor:
+    """See runtime.executor.Executor."""
+
+    def __init__(self, artifact: Artifact, limits: Limits, num_blocks: Sequence[int], threads: int,
+                 isa: str | None = None) -> None:
+        target, model = artifact.cpu, artifact.manifest.model
+        self.kernel = artifact.kernel(isa)
+        plan = Plan.parse(artifact.read(target.plan), target.plan)
+        self._library = _library(artifact, self.kernel.file)
+        self._vocab_size = model.vocab_size
+        self._arena = anonymous(plan.arena_bytes(limits), "the arena")
+        self._logits = anonymous(limits.max_rows * model.vocab_size * 4, "the logits").view(np.float32)
+        self._pools = [anonymous(count * group.block_bytes, "the KV cache")
+                       for count, group in zip(num_blocks, artifact.manifest.kv_groups, strict=True)]
+        self._groups = (CKVGroup * len(self._pools))()
+        self._weights = Weights(artifact.path(target.weights), target.weight_order)
+        self._engine: int | None = self._open(threads)
+
+    def _open(self, threads: int) -> int:
+        addresses = self._weights.addresses
+        engine = self._library.octavo_open((c.c_void_p * len(addresses))(*addresses), len(addresses), threads)
+        if not engine:
+            self._weights.close()
+            raise ResourceError("the compiled code could not start", where=self.kernel.file,
+                                todo=f"Check memory, or use fewer than {threads} threads")
+        return engine
+
+    def forward(self, step: Step) -> np.ndarray:
+        for group, pool, slots, table in zip(self._groups, self._pools, step.slots, step.tables, strict=True):
+            group.data, group.slots, group.table = _address(pool), _address(slots), _address(table)
+            group.table_stride = table.shape[1]
+        call = CStep(
+            len(step.ids), len(step.lens), len(step.rows), len(self._groups),
+            _address(step.ids), _address(step.pos), _address(step.starts), _address(step.lens),
+            _address(step.rows),
+            self._groups, _address(self._arena), _address(self._logits),
+        )
+        self._ok("octavo_forward", self._library.octavo_forward(self._handle, call))
+        return self._logits[: len(step.rows) * self._vocab_size].reshape(len(step.rows), self._vocab_size)
+
+    def sample(self, logits: np.ndarray, args: SampleArgs) -> Sampled:
+        rows, width = len(logits), args.num_top
+        out = Sampled(np.empty(rows, np.int32), np.empty(rows, np.float32),
+                      np.empty((rows, width), np.int32), np.empty((rows, width), np.float32))
+        call = CSampleArgs(
+            rows, self._vocab_size, width, _address(logits),
+            _address(args.temperature), _address(args.top_p), _address(args.min_p), _address(args.top_k),
+            _address(args.seed), _address(args.sample_index), _address(args.position),
+            _address(out.ids), _address(out.logprobs), _address(out.top_ids), _address(out.top_logprobs),
+        )
+        self._ok("octavo_sample", self._library.octavo_sample(self._handle, call))
+        return out
+
+    def logprobs(self, logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        out = np.empty(len(ids), np.float32)
+        self._library.octavo_logprobs(self._handle, _address(logits), len(ids), _address(ids), _address(out))
+        return out
+
+    def copy_blocks(self, group: int, pairs: np.ndarray) -> None:
+        data = _address(self._pools[group])
+        self._library.octavo_copy_blocks(self._handle, group, data, _address(pairs), len(pairs))
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._library.octavo_close(self._engine)
+            self._engine = None
+            self._weights.close()
+            self._pools = []
+
+    @property
+    def _handle(self) -> int:
+        if self._engine is None:
+            raise EngineError("the executor is closed", todo="Load the artifact again")
+        return self._engine
+
+    def _ok(self, name: str, code: int) -> None:
+        if code != 0:
+            raise EngineError(f"{name} failed with code {code}", where=self.kernel.file,
+                              todo="Report it with the request that caused it")
+
+
+def _address(array: np.ndarray) -> int:
+    assert array.flags.c_contiguous
+    return array.ctypes.data
+
+
+def _library(artifact: Artifact, name: str) -> c.CDLL:
+    try:
+        library = c.CDLL(_spelled_by_content(artifact.path(name), artifact.manifest.files[name].sha256))
+        for function, (result, arguments) in _FUNCTIONS.items():
+            entry = getattr(library, function)
+            entry.restype, entry.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
+        raise ArtifactError(f"cannot be used ({error})", where=name,
+                            todo="Rebuild the kernels from the bundled source on this machine") from error
+    if library.octavo_abi() != ABI:
+        raise ArtifactError(f"ABI {library.octavo_abi()}; this runtime speaks {ABI}", where=name,
+                            todo="Compile the model again")
+    return library
+
+
+def _spelled_by_content(path: Path, sha256: str) -> str:
+    """The same path, with 64 bits of the content's hash written as `/` and `/.`: the dynamic loader takes a
+    path that it has loaded before for the same library, even when the file has been replaced meanwhile.
+    """
+    bits = f"{int(sha256[:16], 16):064b}"
+    return str(path.parent) + "".join("/." if bit == "1" else "/" for bit in bits) + "/" + path.name

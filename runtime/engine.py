@@ -1,0 +1,265 @@
+"""An engine: an artifact loaded, its cache planned, its thread stepping while there are requests."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from runtime import machine
+from runtime.artifact import Artifact, Verify
+from runtime.budget import plan_blocks
+from runtime.cache import Cache, Group
+from runtime.core import Core
+from runtime.errors import EngineError, RequestError, ResourceError
+from runtime.executor import Executor
+from runtime.manifest import Model
+from runtime.output import Output
+from runtime.request import Request
+from runtime.sampling import Sampling, fresh_seed
+from runtime.scheduler import Limits, Scheduler
+from runtime.sequence import Sequence
+from runtime.step import StepBuffers
+from runtime.tokenizer import Tokenizer
+
+Prompt = str | Seq[int] | Seq[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Counts since loading, and what is held now. blocks: per KV group."""
+
+    steps: int
+    computed_tokens: int
+    output_tokens: int
+    finished_samples: int
+    failed_requests: int
+    preemptions: int
+    prefix_hit_tokens: int
+    copied_blocks: int
+    evicted_blocks: int
+    running: int
+    waiting: int
+    blocks_total: list[int]
+    blocks_used: list[int]
+    blocks_free: list[int]
+    blocks_cached: list[int]  # of the free ones, those that a prefix hit can revive
+
+
+def load(
+    path: str | os.PathLike[str], *, threads: int | None = None, kv_blocks: int | None = None,
+    kv_memory: int | str | None = None, max_step_tokens: int | None = None, max_requests: int | None = None,
+    prefix_cache: bool = True, verify: Verify = "full", digest: str | None = None, isa: str | None = None,
+) -> Engine:
+    """Load an artifact.
+
+    threads: default, the cores this process may use. kv_blocks: blocks of 16 tokens in every KV group;
+    kv_memory: bytes instead, or a text like "2GiB"; default, half of the free memory, or less if max_requests
+    (64) requests of the whole context need less. max_step_tokens (512): tokens computed at once, over all
+    requests. verify="fast" does not hash the weights. digest: what the manifest's digest must be. isa: a
+    kernel by name instead of the best that fits. Raises ArtifactError, ResourceError.
+    """
+    from runtime.cpu import CpuExecutor
+
+    limits = Limits(_count("max_step_tokens", max_step_tokens, 512), _count("max_requests", max_requests, 64))
+    num_threads = _count("threads", threads, machine.default_threads())
+    artifact = Artifact.open(path, verify=verify, digest=digest)
+    model, groups = artifact.manifest.model, artifact.manifest.kv_groups
+    counts = plan_blocks(groups, limits, model.max_context, kv_blocks, kv_memory)
+    cache = Cache(
+        [Group(count, group.window) for count, group in zip(counts, groups, strict=True)],
+        block=groups[0].block, prefix_cache=prefix_cache, salt=os.urandom(16),
+    )
+    tokenizer = Tokenizer.of(artifact)
+    return Engine(CpuExecutor(artifact, limits, counts, num_threads, isa), model, cache, limits, tokenizer)
+
+
+def _count(name: str, value: int | None, default: int) -> int:
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**20:
+        raise ResourceError(f"{name} = {value!r}", todo="Use an integer from 1 to 1048576")
+    return value
+
+
+class Engine:
+    """Use it as a context manager, or close() it. Any thread may submit."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        model: Model,
+        cache: Cache,
+        limits: Limits,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        self.model, self.limits, self.tokenizer = model, limits, tokenizer
+        self._cache, self._executor = cache, executor
+        buffers = StepBuffers(limits, len(cache.groups), model.max_context, cache.block)
+        self._core = Core(executor, Scheduler(cache, limits), buffers)
+        self._wake = threading.Condition()
+        self._calls: list[
+            tuple[Callable[[Request], None], Request]
+        ] = []  # what other threads want of the core
+        self._open: set[Request] = set()
+        self._number = 0
+        self._closing: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, prompt: Prompt, sampling: Sampling | None = None, *, prompt_index: int = 0) -> Request:
+        """Queue a prompt: a text, token ids, or chat messages. Raises RequestError if it cannot be served."""
+        sampling = sampling or Sampling()
+        return self.enqueue(self.prepare(prompt, sampling), sampling, prompt_index)
+
+    def prepare(self, prompt: Prompt, sampling: Sampling) -> np.ndarray:
+        """Token ids, i32, of a prompt that can be served with this sampling. Raises RequestError."""
+        ids = self._encode(prompt)
+        self._check(ids, sampling)
+        return ids
+
+    def enqueue(self, ids: np.ndarray, sampling: Sampling, prompt_index: int = 0) -> Request:
+        """Queue token ids that prepare() returned."""
+        seed = fresh_seed() if sampling.seed is None else int(sampling.seed)
+        ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos)
+        with self._wake:
+            if self._closing is not None:
+                raise self._closing
+            sequences = [self._sequence(i, ids, sampling) for i in range(sampling.n)]
+            request = Request(sampling, seed, sequences, ends, self._cancel, prompt_index=prompt_index,
+                              submitted_s=time.monotonic())
+            for seq in sequences:
+                seq.request = request
+            self._number += 1
+            self._open.add(request)
+            self._calls.append((self._core.add, request))
+            self._wake.notify()
+        return request
+
+    def _encode(self, prompt: Prompt) -> np.ndarray:
+        """Token ids of a prompt, i32. Raises RequestError."""
+        if isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], Mapping)):
+            if self.tokenizer is None:
+                raise RequestError("this artifact has no tokenizer", where="prompt", todo="Give token ids")
+            ids = (
+                self.tokenizer.encode(prompt)
+                if isinstance(prompt, str)
+                else self.tokenizer.encode_chat(prompt)
+            )
+        else:
+            ids = list(prompt)
+        vocab_size = self.model.vocab_size
+        for at, token in enumerate(ids):
+            if isinstance(token, bool) or not hasattr(token, "__index__") or not 0 <= token < vocab_size:
+                raise RequestError(f"token {at} is {token!r}", where="prompt",
+                                   todo=f"Use integers from 0 to {vocab_size - 1}, a text, or messages")
+        return np.array(ids, np.int32)
+
+    def stats(self) -> Stats:
+        """A snapshot; the engine does not stop for it."""
+        scheduler, pools = self._core.scheduler, self._cache.pools
+        free = [pool.num_free for pool in pools]
+        total = [pool.num_blocks for pool in pools]
+        return Stats(
+            **asdict(self._core.counters), preemptions=scheduler.preemptions,
+            prefix_hit_tokens=self._cache.hit_tokens,
+            copied_blocks=self._cache.copied_blocks, evicted_blocks=sum(pool.evictions for pool in pools),
+            running=len(scheduler.running), waiting=scheduler.num_waiting, blocks_total=total,
+            blocks_used=[t - f for t, f in zip(total, free, strict=True)], blocks_free=free,
+            blocks_cached=[pool.num_cached for pool in pools],
+        )
+
+    def close(self) -> None:
+        """Stop after the step that runs; requests that are not finished fail. Free what was loaded."""
+        with self._wake:
+            self._closing = self._closing or EngineError(
+                "the engine is closed", todo="Load the artifact again"
+            )
+            self._wake.notify()
+        self._thread.join()
+        self._executor.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _eos(self) -> frozenset[int]:
+        return frozenset(self.model.eos_token_ids)
+
+    def _sequence(self, sample: int, ids: np.ndarray, sampling: Sampling) -> Sequence:
+        score = sampling.prompt_logprobs is not None and sample == 0
+        seq = Sequence(
+            (self._number, sample), ids, sampling.max_new_tokens, self.model.max_context, score=score
+        )
+        seq.output = Output(self.tokenizer.detokenizer() if self.tokenizer else None, sampling.stop)
+        return seq
+
+    def _check(self, ids: np.ndarray, sampling: Sampling) -> None:
+        context, vocab_size = self.model.max_context, self.model.vocab_size
+        if len(ids) == 0:
+            raise RequestError(
+                "it has no tokens", where="prompt", todo="Give at least one token, a BOS for example"
+            )
+        if len(ids) > context:
+            raise RequestError(f"{len(ids)} tokens; the context holds {context}", where="prompt",
+                               todo="Shorten it, or compile with a larger --max-context")
+        if sampling.stop and self.tokenizer is None:
+            raise RequestError("stop texts need a tokenizer, which this artifact lacks", where="sampling",
+                               todo="Use stop_token_ids")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (getattr(sampling, name) or 0) > vocab_size:
+                raise RequestError(f"{name} = {getattr(sampling, name)}", where="sampling",
+                                   todo=f"Use at most {vocab_size}, the vocabulary")
+        most = max(len(ids), min(len(ids) + sampling.max_new_tokens, context) - 1)
+        if not self._cache.fits(most, self.limits.max_step_tokens):
+            blocks = [group.num_blocks for group in self._cache.groups]
+            raise RequestError(
+                f"{len(ids)} prompt tokens and max_new_tokens={sampling.max_new_tokens} need a KV cache of "
+                f"{most} tokens; this engine has {blocks} blocks of {self._cache.block} tokens",
+                where="prompt", todo="Lower max_new_tokens, or load with more kv_memory or kv_blocks",
+            )
+
+    def _cancel(self, request: Request) -> None:
+        with self._wake:
+            if request in self._open:
+                self._calls.append((self._core.cancel, request))
+                self._wake.notify()
+
+    def _run(self) -> None:
+        """The engine's thread: do what was asked for, run a step, again; sleep when there is nothing to
+        do."""
+        while self._attend():
+            try:
+                self._core.step()
+            except Exception as error:  # a fault of the engine itself: nothing after it can be trusted
+                with self._wake:
+                    self._closing = EngineError(
+                        f"the engine broke down ({error!r})", todo="Load the artifact again"
+                    )
+        with self._wake:
+            for request in self._open:
+                self._core.fail(request, self._closing)
+            self._open.clear()
+
+    def _attend(self) -> bool:
+        """Take up submissions and cancellations; False when closing."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._calls or self._core.busy or self._closing)
+            calls, self._calls = self._calls, []
+            if self._closing is not None:
+                return False
+        for call, request in calls:
+            call(request)
+        if calls:
+            with self._wake:
+                self._open = {request for request in self._open if not request.done}
+        return True

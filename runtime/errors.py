@@ -1,0 +1,34 @@
+"""What can go wrong at run time, said so that a user can act on it."""
+
+from __future__ import annotations
+
+
+class OctavoError(Exception):
+    """The base of every error that a user can cause.
+
+    what: the fault, with the offending value. where: the file, field, or request. todo: what to do next.
+    """
+
+    def __init__(self, what: str, *, where: str = "", todo: str = "") -> None:
+        self.what, self.where, self.todo = what, where, todo
+        super().__init__(what, where, todo)
+
+    def __str__(self) -> str:
+        head = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{head}. {self.todo}." if self.todo else head
+
+
+class ArtifactError(OctavoError):
+    """An artifact that is damaged, unsafe, of another version, or not for this machine."""
+
+
+class RequestError(OctavoError, ValueError):
+    """A prompt or a parameter that cannot be served. No other request is touched."""
+
+
+class ResourceError(OctavoError):
+    """Memory, threads or KV blocks that this machine or this engine does not have."""
+
+
+class EngineError(OctavoError):
+    """The engine is closed, or its compiled code reported a failure."""

@@ -1,0 +1,150 @@
+"""Text from prompts, in one call: the shorthand over Engine.submit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from runtime.completion import Completion, Event
+from runtime.engine import Engine, Prompt, load
+from runtime.errors import RequestError
+from runtime.request import Request
+from runtime.sampling import Sampling
+
+
+def generate(
+    engine: Engine | str | os.PathLike[str],
+    prompts: Prompt | Seq[Prompt],
+    sampling: Sampling | Seq[Sampling] | None = None,
+    *,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seed: int | Seq[int] | None = None,
+    stop: str | Seq[str] | None = None,
+    stop_token_ids: Seq[int] | None = None,
+    ignore_eos: bool = False,
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
+    n: int = 1,
+    stream: bool = False,
+) -> list[Completion] | Iterator[Event]:
+    """Complete one prompt or many.
+
+    engine: a loaded engine, or the path of an artifact, which is then loaded for this call. prompts: a text,
+    a list of token ids, chat messages (a list of dicts), or a list of these. sampling: one for all prompts or
+    one per prompt; the keywords are shorthand for one, see Sampling. seed: one, or one per prompt. Returns
+    the completions in the prompts' order, the n samples of a prompt in sequence. stream=True returns an
+    iterator of events instead, as they come from all prompts; leaving it early cancels what is not finished.
+    Raises RequestError before anything runs if a prompt or a parameter cannot be served.
+    """
+    many = as_prompts(prompts)
+    if sampling is None:
+        sampling = Sampling(
+            max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+            stop=stop or (), stop_token_ids=tuple(stop_token_ids or ()), ignore_eos=ignore_eos,
+            logprobs=logprobs, prompt_logprobs=prompt_logprobs, n=n,
+        )
+    samplings = _per_prompt(sampling, seed, len(many))
+    owned = None if isinstance(engine, Engine) else load(engine)
+    engine = owned or engine
+    streaming = False
+    try:
+        ids = _prepare(engine, many, samplings)
+        streaming = stream
+        return (
+            _stream(engine, ids, samplings, close=owned is not None)
+            if stream
+            else _complete(engine, ids, samplings)
+        )
+    finally:
+        if owned is not None and not streaming:
+            owned.close()
+
+
+def _per_prompt(
+    sampling: Sampling | Seq[Sampling], seed: int | Seq[int] | None, count: int
+) -> list[Sampling]:
+    """One sampling per prompt; a seed given beside it counts."""
+    samplings = [sampling] * count if isinstance(sampling, Sampling) else list(sampling)
+    seeds = list(seed) if isinstance(seed, Seq) else [seed] * count
+    if len(samplings) != count or len(seeds) != count:
+        found = f"{len(samplings)} samplings and {len(seeds)} seeds for {count} prompts"
+        raise RequestError(found, where="generate", todo="Give one for all, or one per prompt")
+    return [s if x is None else replace(s, seed=x) for s, x in zip(samplings, seeds, strict=True)]
+
+
+def as_prompts(prompts: Any) -> list[Any]:
+    """A list of prompts, from one or many."""
+    if isinstance(prompts, str) or not hasattr(prompts, "__len__"):
+        return [prompts]
+    if len(prompts) == 0:
+        raise RequestError(
+            "there is none", where="prompts", todo="Give at least one prompt with at least one token"
+        )
+    first = prompts[0]
+    return [prompts] if isinstance(first, Mapping) or hasattr(first, "__index__") else list(prompts)
+
+
+def _prepare(engine: Engine, prompts: Seq[Any], samplings: Seq[Sampling]) -> list[np.ndarray]:
+    """Token ids of all prompts, or the first refusal, with the prompt's index."""
+    ids: list[np.ndarray] = []
+    for index, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
+        try:
+            ids.append(engine.prepare(prompt, sampling))
+        except RequestError as error:
+            raise RequestError(error.what, where=f"prompt {index}, {error.where}", todo=error.todo) from error
+    return ids
+
+
+def _complete(engine: Engine, prompts: Seq[np.ndarray], samplings: Seq[Sampling]) -> list[Completion]:
+    requests: list[Request] = []
+    try:
+        for index, (ids, sampling) in enumerate(zip(prompts, samplings, strict=True)):
+            requests.append(engine.enqueue(ids, sampling, index))
+        return [completion for request in requests for completion in request.results()]
+    finally:
+        _cancel(requests)
+
+
+def _stream(
+    engine: Engine, prompts: Seq[np.ndarray], samplings: Seq[Sampling], *, close: bool
+) -> Iterator[Event]:
+    """Events of all prompts in the order in which they happen. close: close the engine at the end."""
+    requests: list[Request] = []
+    changed: SimpleQueue[Request] = SimpleQueue()
+    try:
+        for index, (ids, sampling) in enumerate(zip(prompts, samplings, strict=True)):
+            request = engine.enqueue(ids, sampling, index)
+            requests.append(request)
+            request.watch(partial(changed.put, request))
+        seen = dict.fromkeys(requests, 0)
+        while seen:
+            request = changed.get()
+            if request not in seen:
+                continue
+            events, done = request.since(seen[request])
+            yield from events
+            seen[request] += len(events)
+            if done:
+                request.check()
+                del seen[request]
+    finally:
+        _cancel(requests)
+        if close:
+            engine.close()
+
+
+def _cancel(requests: Seq[Request]) -> None:
+    for request in requests:
+        if not request.done:
+            request.cancel()

@@ -1,0 +1,250 @@
+"""manifest.json as checked, typed values. See docs/artifact.md. The file is untrusted: every field is read by
+name, type and range, and a wrong one is refused with its place in the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.errors import ArtifactError
+
+VERSION = 1
+MAX_INT32 = 2**31 - 1
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    bytes: int
+    sha256: str  # of the concatenated digests of its 8 MiB chunks
+
+
+@dataclass(frozen=True)
+class Model:
+    dtype: str
+    vocab_size: int
+    max_context: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class KVGroup:
+    """One group of layers that share tables and a block pool. window: keys at or below q - window are never
+    read."""
+
+    layers: int
+    window: int | None
+    block: int
+    block_bytes: int
+
+
+@dataclass(frozen=True)
+class Kernel:
+    isa: str
+    arch: str
+    features: tuple[str, ...]
+    file: str
+
+
+@dataclass(frozen=True)
+class CpuTarget:
+    graph: str
+    plan: str
+    weights: str
+    weight_order: tuple[str, ...]
+    kernels: tuple[Kernel, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    name: str
+    digest: str  # "sha256:" and 64 hex digits
+    model: Model
+    tokenizer_files: tuple[str, ...]
+    kv_groups: tuple[KVGroup, ...]
+    cpu: CpuTarget | None
+    files: Mapping[str, FileEntry]
+    raw: Mapping[str, Any]
+
+
+class Fields:
+    """A JSON object being read; every refusal names the field."""
+
+    def __init__(self, value: Any, where: str) -> None:
+        if not isinstance(value, dict):
+            raise ArtifactError(f"expected an object, found {_short(value)}", where=where, todo=_AGAIN)
+        self.value, self.where = value, where
+
+    def get(self, name: str) -> Any:
+        if name not in self.value:
+            raise ArtifactError(f"the field {name!r} is missing", where=self.where, todo=_AGAIN)
+        return self.value[name]
+
+    def bad(self, name: str, want: str) -> ArtifactError:
+        found = _short(self.value.get(name))
+        return ArtifactError(f"{name!r} must be {want}, found {found}", where=self.where, todo=_AGAIN)
+
+    def text(self, name: str) -> str:
+        value = self.get(name)
+        if not isinstance(value, str) or len(value) > 4096:
+            raise self.bad(name, "a string of at most 4096 characters")
+        return value
+
+    def integer(self, name: str, low: int = 0, high: int = MAX_INT32) -> int:
+        value = self.get(name)
+        if type(value) is not int or not low <= value <= high:
+            raise self.bad(name, f"an integer from {low} to {high}")
+        return value
+
+    def optional(self, name: str, low: int = 0, high: int = MAX_INT32) -> int | None:
+        return None if self.value.get(name) is None else self.integer(name, low, high)
+
+    def path(self, name: str) -> str:
+        return safe_path(self.text(name), f"{self.where}.{name}")
+
+    def object(self, name: str) -> Fields:
+        return Fields(self.get(name), f"{self.where}.{name}")
+
+    def array(self, name: str, limit: int) -> list[Any]:
+        value = self.get(name)
+        if not isinstance(value, list) or len(value) > limit:
+            raise self.bad(name, f"a list of at most {limit} entries")
+        return value
+
+    def objects(self, name: str, limit: int) -> Iterator[Fields]:
+        return (Fields(v, f"{self.where}.{name}[{i}]") for i, v in enumerate(self.array(name, limit)))
+
+    def texts(self, name: str, limit: int) -> tuple[str, ...]:
+        value = self.array(name, limit)
+        if not all(isinstance(v, str) for v in value):
+            raise self.bad(name, "a list of strings")
+        return tuple(value)
+
+
+_AGAIN = "Compile the artifact again, or get an undamaged copy"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def safe_path(text: str, where: str) -> str:
+    """The path, if it is relative, `/`-separated and stays inside the artifact."""
+    parts = text.split("/")
+    if len(text) > 1024 or "\\" in text or "\0" in text or any(part in ("", ".", "..") for part in parts):
+        todo = "Paths are relative, /-separated and without '..'"
+        raise ArtifactError(
+            f"the path {_short(text)} leaves the artifact or is malformed", where=where, todo=todo
+        )
+    return text
+
+
+def canonical_digest(raw: Mapping[str, Any]) -> str:
+    """SHA-256 of the canonical JSON without the key `digest`, as "sha256:..."."""
+    rest = {key: value for key, value in raw.items() if key != "digest"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return "sha256:" + hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def parse_json(data: bytes, where: str) -> Any:
+    def refuse(name: str) -> Any:
+        raise ValueError(f"{name} is not JSON")
+
+    try:
+        return json.loads(data.decode("utf-8"), parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"not valid JSON ({error})", where=where, todo=_AGAIN) from error
+
+
+def parse_manifest(data: bytes) -> Manifest:
+    """Raises ArtifactError for another format or version, a wrong field, or a digest that does not fit."""
+    raw = parse_json(data, "manifest.json")
+    top = Fields(raw, "manifest.json")
+    if top.text("format") != "octavo":
+        raise top.bad("format", "'octavo'")
+    if top.integer("version") != VERSION:
+        todo = "Load it with a matching Octavo, or compile the model again"
+        found = top.integer("version")
+        raise ArtifactError(
+            f"format version {found}; this runtime reads {VERSION}", where=top.where, todo=todo
+        )
+    _check_digest(top)
+    return Manifest(
+        name=top.text("name"), digest=top.text("digest"), model=_model(top.object("model")),
+        tokenizer_files=_tokenizer(top), kv_groups=_groups(top), cpu=_cpu(top),
+        files=_files(top.object("files")), raw=raw,
+    )
+
+
+def _check_digest(top: Fields) -> None:
+    try:
+        digest = canonical_digest(top.value)
+    except (ValueError, RecursionError) as error:  # lone surrogates, say
+        raise ArtifactError(f"cannot be hashed ({error})", where=top.where, todo=_AGAIN) from error
+    if top.text("digest") != digest:
+        raise ArtifactError(f"its digest is {digest}, it says {_short(top.text('digest'))}", where=top.where,
+                            todo=_AGAIN)
+
+
+def _model(fields: Fields) -> Model:
+    vocab_size = fields.integer("vocab_size", 1, 2**24)
+    eos = fields.array("eos_token_ids", 4096)
+    if not all(type(i) is int and 0 <= i < vocab_size for i in eos):
+        raise fields.bad("eos_token_ids", f"a list of token ids below {vocab_size}")
+    return Model(
+        dtype=fields.text("dtype"), vocab_size=vocab_size,
+        max_context=fields.integer("max_context", 1, 2**28),
+        bos_token_id=fields.optional("bos_token_id", 0, vocab_size - 1), eos_token_ids=tuple(eos),
+    )
+
+
+def _tokenizer(top: Fields) -> tuple[str, ...]:
+    if "tokenizer" not in top.value:
+        return ()
+    fields = top.object("tokenizer")
+    if fields.value.get("present") is not True:
+        return ()
+    return tuple(safe_path(p, f"{fields.where}.files") for p in fields.texts("files", 64))
+
+
+def _groups(top: Fields) -> tuple[KVGroup, ...]:
+    return tuple(_group(fields) for fields in top.objects("kv_groups", 256))
+
+
+def _group(fields: Fields) -> KVGroup:
+    block = fields.integer("block", 1, 4096)
+    need = fields.integer("bytes_per_token", 1) * block
+    block_bytes = fields.integer("block_bytes", need)
+    if block_bytes % 64:
+        raise fields.bad("block_bytes", "a multiple of 64")
+    return KVGroup(fields.integer("layers", 1, 2**20), fields.optional("window", 1), block, block_bytes)
+
+
+def _cpu(top: Fields) -> CpuTarget | None:
+    targets = top.object("targets")
+    if "cpu" not in targets.value:
+        return None
+    fields = targets.object("cpu")
+    kernels = tuple(
+        Kernel(k.text("isa"), k.text("arch"), k.texts("features", 256), k.path("file"))
+        for k in fields.objects("kernels", 64)
+    )
+    return CpuTarget(fields.path("graph"), fields.path("plan"), fields.path("weights"),
+                     fields.texts("weight_order", 2**20), kernels)
+
+
+def _files(fields: Fields) -> dict[str, FileEntry]:
+    entries: dict[str, FileEntry] = {}
+    for path in fields.value:
+        entry = fields.object(safe_path(path, fields.where))
+        if not SHA256.fullmatch(entry.text("sha256")):
+            raise entry.bad("sha256", "64 hexadecimal digits")
+        entries[path] = FileEntry(entry.integer("bytes", 0, 2**50), entry.text("sha256"))
+    return entries

@@ -1,0 +1,145 @@
+"""A submitted request, as its caller sees it: iterate over it, wait for it, await it, cancel it. From any
+thread."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from typing import Any
+
+from runtime.completion import Completion, Event
+from runtime.errors import RequestError
+from runtime.sampling import Sampling
+from runtime.sequence import Sequence
+
+
+class Request:
+    """One prompt with its sampling, `sampling.n` samples.
+
+    Iterating (or `async for`) gives its events from the first on, as they come, and raises its error if it
+    fails. `await request` is `result()`.
+    """
+
+    def __init__(
+        self, sampling: Sampling, seed: int, sequences: list[Sequence], ends: frozenset[int],
+        cancel: Callable[[Request], None], *, prompt_index: int = 0, submitted_s: float = 0.0,
+    ) -> None:
+        self.sampling, self.seed, self.prompt_index = sampling, seed, prompt_index
+        self.sequences, self.ends, self.submitted_s = sequences, ends, submitted_s
+        self._cancel = cancel
+        self._changed = threading.Condition()
+        self._events: list[Event] = []
+        self._completions: dict[int, Completion] = {}
+        self._error: Exception | None = None
+        self._wakers: list[Callable[[], Any]] = []
+
+    @property
+    def done(self) -> bool:
+        """Whether all its samples are finished, or it failed."""
+        return self._error is not None or len(self._completions) == len(self.sequences)
+
+    def cancel(self) -> None:
+        """Stop soon; samples that are not finished end with the reason "cancelled" and keep what they
+        have."""
+        self._cancel(self)
+
+    def results(self, timeout_s: float | None = None) -> list[Completion]:
+        """All samples, in order, once they are finished. Raises its error, or TimeoutError."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.done, timeout_s):
+                raise TimeoutError(f"request not finished after {timeout_s} s")
+        self.check()
+        return [self._completions[i] for i in range(len(self.sequences))]
+
+    def result(self, timeout_s: float | None = None) -> Completion:
+        """The completion of a request for one sample."""
+        if len(self.sequences) > 1:
+            raise RequestError(
+                f"it has {len(self.sequences)} samples", where="result()", todo="Use results()"
+            )
+        return self.results(timeout_s)[0]
+
+    def __iter__(self) -> Iterator[Event]:
+        seen = 0
+        while True:
+            with self._changed:
+                while len(self._events) == seen and not self.done:
+                    self._changed.wait()
+            events, done = self.since(seen)
+            yield from events
+            seen += len(events)
+            if done:
+                return self.check()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        import asyncio  # here: importing the runtime stays light
+        import functools
+
+        ready, seen = asyncio.Event(), 0
+        wake = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, ready.set)
+        self.watch(wake)
+        try:
+            while True:
+                ready.clear()
+                events, done = self.since(seen)
+                for event in events:
+                    yield event
+                seen += len(events)
+                if done:
+                    break
+                if not events:
+                    await ready.wait()
+        finally:
+            self.unwatch(wake)
+        self.check()
+
+    def __await__(self) -> Generator[Any, None, Completion]:
+        return self._finished().__await__()
+
+    async def _finished(self) -> Completion:
+        async for _ in self:
+            pass
+        return self.result()
+
+    def since(self, seen: int) -> tuple[list[Event], bool]:
+        """Events from the `seen`-th on, and whether there will be no more."""
+        with self._changed:
+            return self._events[seen:], self.done
+
+    def watch(self, wake: Callable[[], Any]) -> None:
+        """Call `wake` now and whenever `since` has more to say, from any thread; until unwatch."""
+        with self._changed:
+            self._wakers.append(wake)
+            wake()
+
+    def unwatch(self, wake: Callable[[], Any]) -> None:
+        with self._changed:
+            self._wakers.remove(wake)
+
+    def check(self) -> None:
+        """Raise its error, if it failed."""
+        if self._error is not None:
+            raise self._error
+
+    # What the engine's thread says.
+
+    def emit(self, event: Event, completion: Completion | None = None) -> None:
+        """Add an event; a sample's last one comes with its completion."""
+        with self._changed:
+            self._events.append(event)
+            if completion is not None:
+                self._completions[event.sample_index] = completion
+            self._wake()
+
+    def fail(self, error: Exception) -> None:
+        with self._changed:
+            if not self.done:
+                self._error = error
+            self._wake()
+
+    def _wake(self) -> None:
+        self._changed.notify_all()
+        for wake in self._wakers:
+            with contextlib.suppress(RuntimeError):  # an event loop that was closed meanwhile
+                wake()

@@ -1,0 +1,50 @@
+"""The rows of a step's logits: which parameters each sampled row has, and what each scored row says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+
+from runtime.completion import TokenLogprob
+from runtime.executor import Executor, SampleArgs, Sampled
+from runtime.scheduler import Chunk
+
+
+def sample_rows(executor: Executor, chunks: Seq[Chunk], logits: np.ndarray) -> Sampled:
+    """Sample the rows of the chunks that want it. logits: [Q, V], in the chunks' order."""
+    samplings = [c.seq.request.sampling for c in chunks]
+    args = SampleArgs(
+        temperature=np.array([s.temperature for s in samplings], np.float32),
+        top_k=np.array([s.top_k for s in samplings], np.int32),
+        top_p=np.array([s.top_p for s in samplings], np.float32),
+        min_p=np.array([s.min_p for s in samplings], np.float32),
+        seed=np.array([c.seq.request.seed for c in chunks], np.uint64),
+        sample_index=np.array([c.seq.sample_index for c in chunks], np.int32),
+        position=np.array([c.seq.num_tokens for c in chunks], np.int32),
+        num_top=max(s.logprobs or 0 for s in samplings),
+    )
+    return executor.sample(logits, args)
+
+
+def token_logprob(sampled: Sampled, row: int, width: int) -> TokenLogprob:
+    """The sampled token's log-probability, with `width` alternatives."""
+    return TokenLogprob(int(sampled.ids[row]), float(sampled.logprobs[row]), _top(sampled, row, width))
+
+
+def score_rows(executor: Executor, chunks: Seq[Chunk], logits: np.ndarray) -> list[TokenLogprob]:
+    """The log-probability of each next prompt token. logits: [Q, V], in the order of the chunks' score
+    ranges."""
+    ids = np.concatenate([c.seq.ids[c.score.start + 1 : c.score.stop + 1] for c in chunks])
+    widths = [c.seq.request.sampling.prompt_logprobs or 0 for c in chunks for _ in c.score]
+    logprobs = executor.logprobs(logits, ids)
+    top = executor.sample(logits, SampleArgs.greedy(len(ids), max(widths))) if max(widths) else None
+    return [
+        TokenLogprob(int(ids[row]), float(logprobs[row]), _top(top, row, width) if top and width else ())
+        for row, width in enumerate(widths)
+    ]
+
+
+def _top(sampled: Sampled, row: int, width: int) -> tuple[tuple[int, float], ...]:
+    ids, logprobs = sampled.top_ids[row, :width].tolist(), sampled.top_logprobs[row, :width].tolist()
+    return tuple(zip(ids, logprobs, strict=True))

@@ -1,0 +1,169 @@
+"""Which tokens of which requests the next step computes.
+
+There are no phases: a request has tokens known and tokens computed, and a step hands out a token budget,
+oldest request first. Chunked prefill, decode, prefix hits, forks and recomputing after preemption are that
+one arithmetic. When blocks run out, the youngest running request gives all of its back and computes them
+again later.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from dataclasses import dataclass
+
+from runtime.cache import Cache
+from runtime.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes of one step. score_rows: rows for the prompt's own log-probabilities, beside one row per
+    request."""
+
+    max_step_tokens: int = 512
+    max_requests: int = 64
+    score_rows: int = 128
+
+    @property
+    def max_rows(self) -> int:
+        return self.max_requests + self.score_rows
+
+
+@dataclass(slots=True)
+class Chunk:
+    """`count` tokens of one sequence, from seq.computed on. score: the positions among them whose rows score
+    the next prompt token; sample: the last token's row is sampled.
+    """
+
+    seq: Sequence
+    count: int
+    score: range
+    sample: bool
+
+
+class Scheduler:
+    """FCFS: `running` is sorted by order, and so is what is handed out of `waiting`."""
+
+    def __init__(self, cache: Cache, limits: Limits) -> None:
+        self.cache, self.limits = cache, limits
+        self.running: list[Sequence] = []
+        self._waiting: list[tuple[tuple[int, int], Sequence]] = []  # a heap
+        self.preemptions = 0
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(not seq.finished for _, seq in self._waiting)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.running or self._waiting)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether requests wait and none runs, after a step could not be filled. Never so for requests that
+        fit."""
+        return not self.running and self.num_waiting > 0
+
+    def add(self, seq: Sequence) -> None:
+        heapq.heappush(self._waiting, (seq.order, seq))
+
+    def remove(self, seq: Sequence) -> None:
+        """Forget a finished sequence, wherever it is. (In the heap it is skipped when it comes up.)"""
+        seq.finished = True
+        if seq in self.running:
+            self.running.remove(seq)
+            self.cache.free(seq)
+
+    def schedule(self) -> list[Chunk]:
+        """The next step's chunks, at most one per sequence, in order. Their blocks are held."""
+        chunks: list[Chunk] = []
+        before = self.preemptions
+        budget, rows = self.limits.max_step_tokens, self.limits.score_rows
+        index = 0
+        while index < len(self.running) and budget > 0:
+            seq = self.running[index]
+            chunk = self._chunk(seq, budget, rows)
+            if chunk is not None:
+                if not self._make_room(seq, chunk.count):
+                    break
+                chunks.append(chunk)
+                budget, rows = budget - chunk.count, rows - len(chunk.score)
+            index += 1
+        while budget > 0 and self.preemptions == before and (seq := self._admit()) is not None:
+            chunk = self._chunk(seq, budget, rows)
+            if chunk is not None and self.cache.extend(seq, seq.computed + chunk.count):
+                chunks.append(chunk)
+                budget, rows = budget - chunk.count, rows - len(chunk.score)
+        return chunks
+
+    def fork(self, parent: Sequence) -> list[tuple[int, int, int]]:
+        """Start the forks of a sequence whose prompt was just computed, before it advances: from its blocks
+        while there is room, else later like any request. Returns the blocks to copy, (group, from, to).
+        """
+        copies: list[tuple[int, int, int]] = []
+        for child in parent.forks:
+            room = len(self.running) < self.limits.max_requests and not child.finished
+            pairs = self.cache.fork(parent, child) if room else None
+            if pairs is None:
+                self.add(child)
+            else:
+                child.cached_tokens = child.computed
+                insort(self.running, child, key=lambda s: s.order)
+                copies += pairs
+        parent.forks = []
+        return copies
+
+    def check(self) -> None:
+        """Assert the invariants of the queue and of the blocks that its sequences hold."""
+        orders = [seq.order for seq in self.running]
+        assert orders == sorted(set(orders)), "running is out of order"
+        assert len(orders) <= self.limits.max_requests
+        assert all(not seq.tables for _, seq in self._waiting), "a waiting sequence holds blocks"
+        for seq in self.running:
+            assert 0 <= seq.computed <= seq.num_tokens <= seq.max_tokens
+            assert all(t.length * self.cache.block >= seq.computed for t in seq.tables)
+        self.cache.check(self.running)
+
+    def _chunk(self, seq: Sequence, budget: int, rows: int) -> Chunk | None:
+        """As much of the sequence as the budgets allow; None if nothing."""
+        count = min(budget, seq.wanted - seq.computed)
+        score = range(0)
+        if seq.score and seq.scored < seq.prompt_tokens - 1:
+            count = min(count, max(0, seq.scored + rows - seq.computed))
+            score = range(seq.scored, max(seq.scored, min(seq.computed + count, seq.prompt_tokens - 1)))
+        if count <= 0:
+            return None
+        return Chunk(seq, count, score, seq.generates and seq.computed + count == seq.num_tokens)
+
+    def _make_room(self, seq: Sequence, count: int) -> bool:
+        """Hold blocks for the next `count` tokens, preempting the youngest; False if that was `seq`
+        itself."""
+        while not self.cache.extend(seq, seq.computed + count):
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is seq:
+                return False
+        return True
+
+    def _preempt(self, seq: Sequence) -> None:
+        self.running.remove(seq)
+        self.cache.free(seq)
+        self.add(seq)
+        self.preemptions += 1
+
+    def _admit(self) -> Sequence | None:
+        """The oldest waiting sequence, now running, if a place and blocks for all its known tokens are free.
+        One block is spared for each that runs: each may soon need one."""
+        while self._waiting and self._waiting[0][1].finished:
+            heapq.heappop(self._waiting)
+        if not self._waiting or len(self.running) >= self.limits.max_requests:
+            return None
+        seq = self._waiting[0][1]
+        if not self.cache.admit(seq, self.limits.max_step_tokens, spare=len(self.running)):
+            return None
+        heapq.heappop(self._waiting)
+        if seq.cached_tokens is None:
+            seq.cached_tokens = seq.computed
+        insort(self.running, seq, key=lambda s: s.order)
+        return seq

@@ -1,0 +1,79 @@
+"""One sample of a request as the scheduler sees it: tokens known, tokens computed, blocks held."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from runtime.blocks import Sealed, Table
+    from runtime.output import Output
+    from runtime.request import Request
+
+
+class Sequence:
+    """Tokens [0, num_tokens) are known, [0, computed) are in the KV cache; the rest is wanted.
+
+    order: (request number, sample index); smaller is served first. max_tokens: known tokens never exceed it.
+    score: log-probabilities of the prompt's own tokens are wanted; scored: how many are there already.
+    """
+
+    def __init__(
+        self,
+        order: tuple[int, int],
+        prompt: np.ndarray,
+        max_new_tokens: int,
+        max_context: int,
+        *,
+        score: bool = False,
+    ) -> None:
+        self.order = order
+        self.prompt_tokens = len(prompt)
+        self.max_tokens = max(len(prompt), min(len(prompt) + max_new_tokens, max_context))
+        self.ids = np.empty(self.max_tokens, np.int32)
+        self.ids[: len(prompt)] = prompt
+        self.num_tokens = len(prompt)
+        self.computed = 0
+        self.score, self.scored = score, 0
+        self.tables: list[Table] = []
+        self.chain: list[Sealed] = []
+        self.forks: list[
+            Sequence
+        ] = []  # samples that start from this one's blocks once its prompt is computed
+        self.finished = False
+        self.cached_tokens: int | None = None  # skipped by a prefix hit or a fork, when it first ran
+        self.output: Output
+        self.request: Request
+
+    @property
+    def sample_index(self) -> int:
+        return self.order[1]
+
+    @property
+    def generates(self) -> bool:
+        """Whether it has room for a token of its own."""
+        return self.max_tokens > self.prompt_tokens
+
+    @property
+    def wanted(self) -> int:
+        """Tokens that must be computed: all known ones; for scoring alone, those that have a next token."""
+        if self.generates:
+            return self.num_tokens
+        return self.prompt_tokens - 1 if self.score else 0
+
+    @property
+    def hit_limit(self) -> int:
+        """Tokens that a prefix hit may skip: a prompt token that still has to be scored must be computed."""
+        if not self.score or self.scored >= self.prompt_tokens - 1:
+            return self.num_tokens
+        return self.scored
+
+    @property
+    def most_computed(self) -> int:
+        """The most tokens that it will ever hold in the cache: the last sampled token is never computed."""
+        return max(self.prompt_tokens, self.max_tokens - 1)
+
+    def append(self, token_id: int) -> None:
+        self.ids[self.num_tokens] = token_id
+        self.num_tokens += 1

@@ -1,0 +1,108 @@
+"""Text to token ids and back, from the artifact's own tokenizer files, through the tokenizers library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from runtime.artifact import Artifact
+from runtime.chat import ChatTemplate, Message
+from runtime.detokenizer import Detokenizer
+from runtime.errors import ArtifactError, RequestError
+from runtime.manifest import parse_json
+
+
+class Tokenizer:
+    """tokenizer_json: the file's text. config: tokenizer_config.json. template: chat_template.jinja, if there
+    is one. bos_token_id: never doubled at the start of a prompt.
+    """
+
+    def __init__(
+        self, tokenizer_json: str, config: dict[str, Any] | None = None, template: str | None = None,
+        bos_token_id: int | None = None,
+    ) -> None:
+        from tokenizers import Tokenizer as Library  # here: importing the runtime stays light
+
+        config = config or {}
+        try:
+            self._library = Library.from_str(tokenizer_json)
+        except Exception as error:  # the library raises plain Exception
+            raise ArtifactError(
+                f"cannot be read ({error})", where="tokenizer.json", todo="Compile again"
+            ) from error
+        self._library.no_truncation()
+        self._library.no_padding()
+        self._bos_token_id = bos_token_id
+        added = self._library.get_added_tokens_decoder()
+        self._special = frozenset(i for i, token in added.items() if token.special)
+        self._byte_tokens = _byte_tokens(self._library, tokenizer_json)
+        source = template if template is not None else _template(config.get("chat_template"))
+        self._chat = None if source is None else ChatTemplate(source, _special_tokens(config))
+
+    @staticmethod
+    def of(artifact: Artifact) -> Tokenizer | None:
+        """The artifact's tokenizer; None if it was compiled without one."""
+        files = {name.rsplit("/", 1)[-1]: name for name in artifact.manifest.tokenizer_files}
+        if "tokenizer.json" not in files:
+            return None
+        texts = {base: _text(artifact, name) for base, name in files.items()}
+        config = parse_json(texts.get("tokenizer_config.json", "{}").encode(), "tokenizer_config.json")
+        return Tokenizer(texts["tokenizer.json"], config if isinstance(config, dict) else None,
+                         texts.get("chat_template.jinja"), artifact.manifest.model.bos_token_id)
+
+    def encode(self, text: str) -> list[int]:
+        """A plain text prompt, with the special tokens that the tokenizer adds (a BOS, say)."""
+        return self._once(self._library.encode(text, add_special_tokens=True).ids)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Chat messages, up to where the assistant answers. The template writes all special tokens itself."""
+        if self._chat is None:
+            raise RequestError("this model has no chat template", where="chat messages",
+                               todo="Give the prompt as text or token ids")
+        return self._once(self._library.encode(self._chat.render(messages), add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text without special tokens."""
+        return self._library.decode(list(ids), skip_special_tokens=True)
+
+    def detokenizer(self) -> Detokenizer:
+        """For one output, token by token."""
+        return Detokenizer(self.decode, self._byte_tokens, self._special)
+
+    def _once(self, ids: list[int]) -> list[int]:
+        """The ids with one BOS where both the text and the tokenizer wrote it."""
+        doubled = len(ids) > 1 and ids[0] == ids[1] == self._bos_token_id
+        return ids[1:] if doubled else ids
+
+
+def _text(artifact: Artifact, name: str) -> str:
+    try:
+        return artifact.read(name).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ArtifactError(f"is not UTF-8 ({error})", where=name, todo="Compile the model again") from error
+
+
+def _byte_tokens(library: Any, tokenizer_json: str) -> frozenset[int]:
+    """Ids of the tokens <0x00> to <0xFF>, where the decoder joins them to characters."""
+    if "ByteFallback" not in json.dumps(json.loads(tokenizer_json).get("decoder")):
+        return frozenset()
+    ids = (library.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+    return frozenset(i for i in ids if i is not None)
+
+
+def _template(value: Any) -> str | None:
+    """chat_template of tokenizer_config.json: a text, or a list of named ones of which `default` is for
+    chat."""
+    if isinstance(value, list):
+        value = next(
+            (t.get("template") for t in value if isinstance(t, dict) and t.get("name") == "default"), None
+        )
+    return value if isinstance(value, str) else None
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    names = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+    found = {name: config[name].get("content") if isinstance(config.get(name), dict) else config.get(name)
+             for name in names}
+    return {name: token for name, token in found.items() if isinstance(token, str)}

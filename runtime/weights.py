@@ -1,0 +1,76 @@
+"""Weights: a safetensors file, memory-mapped and handed on as addresses. Tensors are bytes here; only the
+compiled code knows their types. The file is untrusted: every offset is checked before an address is made of
+it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from runtime.errors import ArtifactError
+from runtime.manifest import Fields, parse_json
+
+MAX_HEADER = 100 << 20
+ALIGNMENT = 64
+
+
+class Weights:
+    """The tensors `order` of one file. `addresses[i]` is 64-byte aligned and valid until close()."""
+
+    def __init__(self, path: Path, order: Sequence[str]) -> None:
+        with open(path, "rb") as file:
+            size = path.stat().st_size
+            if size < 8:
+                raise ArtifactError("too short for a safetensors file", where=str(path))
+            self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        self.data = np.frombuffer(self._map, np.uint8)  # [file bytes]
+        spans = _spans(self.data, str(path))
+        lacks = [name for name in order if name not in spans]
+        if lacks:
+            found = f"{len(lacks)} tensors are missing, the first is {lacks[0]!r}"
+            raise ArtifactError(found, where=str(path), todo="Compile the model again")
+        self.tensors = [_aligned(self.data[slice(*spans[name])]) for name in order]
+        self.addresses = [tensor.ctypes.data for tensor in self.tensors]
+
+    def close(self) -> None:
+        """Drop the mapping. The addresses are invalid from here on."""
+        self.tensors, self.addresses = [], []
+        self.data = np.empty(0, np.uint8)
+        self._map.close()
+
+
+def _spans(data: np.ndarray, where: str) -> dict[str, tuple[int, int]]:
+    """(begin, end) of each tensor in the file."""
+    (length,) = struct.unpack("<Q", data[:8].tobytes())
+    start = 8 + length
+    if length > MAX_HEADER or start > data.size:
+        raise ArtifactError(f"a header of {length} bytes in a file of {data.size}", where=where)
+    header = Fields(parse_json(data[8:start].tobytes(), where), where)
+    return {
+        name: _span(header.object(name), start, data.size) for name in header.value if name != "__metadata__"
+    }
+
+
+def _span(fields: Fields, start: int, size: int) -> tuple[int, int]:
+    offsets = fields.array("data_offsets", 2)
+    if len(offsets) != 2 or any(type(o) is not int for o in offsets):
+        raise fields.bad("data_offsets", "two integers")
+    begin, end = offsets
+    if not 0 <= begin <= end <= size - start:
+        raise fields.bad("data_offsets", f"two increasing offsets up to {size - start}")
+    return start + begin, start + end
+
+
+def _aligned(tensor: np.ndarray) -> np.ndarray:
+    """The tensor itself, or a copy where the file did not place it on a 64-byte boundary."""
+    if tensor.ctypes.data % ALIGNMENT == 0:
+        return tensor
+    room = np.empty(tensor.size + ALIGNMENT, np.uint8)
+    at = -room.ctypes.data % ALIGNMENT
+    room[at : at + tensor.size] = tensor
+    return room[at : at + tensor.size]

@@ -1,0 +1,149 @@
+"""A tiny deterministic model behind the Executor protocol, that really reads its keys through tables and writes
+them through slots. All of it is integer arithmetic, so equal means equal, and any wrong slot, table entry, length,
+position or stale block changes every later token. Two layers: what a token stores in the second depends on its whole
+past.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from runtime import sampler
+from runtime.cache import Cache, Group
+from runtime.engine import Engine
+from runtime.executor import SampleArgs, Sampled
+from runtime.manifest import Model
+from runtime.scheduler import Limits
+from runtime.step import Step
+
+BLOCK = 16
+VOCAB = 97
+
+
+def mix(*words: int) -> int:
+    """A 64-bit hash of some integers (splitmix64's finaliser)."""
+    h = 0x9E3779B97F4A7C15
+    for word in words:
+        h = (h ^ (word & 0xFFFFFFFFFFFFFFFF)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+        h ^= h >> 27
+        h = h * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+        h ^= h >> 31
+    return h
+
+
+def logits_of(state: int) -> np.ndarray:
+    """f32 [V], a function of 64 bits."""
+    counter = np.zeros((VOCAB, 4), np.uint64)
+    counter[:, 0] = np.arange(VOCAB)
+    words = sampler.philox(counter, state)[:, 0]
+    return (words.astype(np.float64) * (6.0 / 2**32) - 3.0).astype(np.float32)
+
+
+def reference(tokens: list[int], windows: list[int | None]) -> np.ndarray:
+    """Logits after the last token, without a cache: f32 [V]."""
+    return logits_of(_states(tokens, windows)[-1])
+
+
+def _states(tokens: list[int], windows: list[int | None]) -> list[int]:
+    states: list[int] = []
+    first = [[mix(g, t, p) for p, t in enumerate(tokens)] for g in range(len(windows))]
+    second: list[list[int]] = [[] for _ in windows]
+    for p in range(len(tokens)):
+        state = tokens[p]
+        for g, window in enumerate(windows):
+            low = 0 if window is None else max(0, p - window + 1)
+            second[g].append(mix(7, state, *first[g][low : p + 1]))
+            state = mix(state, *first[g][low : p + 1], *second[g][low : p + 1])
+        states.append(state)
+    return states
+
+
+class FakeExecutor:
+    """Per group and slot two 64-bit words, garbage at first. `fail` makes forward raise."""
+
+    def __init__(self, num_blocks: list[int], windows: list[int | None]) -> None:
+        rng = np.random.default_rng(0)
+        self.windows = windows
+        self.pools = [rng.integers(0, 2**63, (n * BLOCK, 2), dtype=np.uint64) for n in num_blocks]
+        self.steps: list[tuple[int, int]] = []  # (tokens, requests) of each
+        self.fail: Exception | None = None
+        self.closed = False
+
+    def forward(self, step: Step) -> np.ndarray:
+        if self.fail is not None:
+            raise self.fail
+        self._check(step)
+        self.steps.append((len(step.ids), len(step.lens)))
+        states = np.zeros(len(step.ids), np.uint64)
+        for r in range(len(step.lens)):
+            for t in range(step.starts[r], step.starts[r + 1]):
+                states[t] = self._token(step, r, t)
+        return np.array([logits_of(int(states[row])) for row in step.rows], np.float32).reshape(-1, VOCAB)
+
+    def _token(self, step: Step, r: int, t: int) -> int:
+        token, p = int(step.ids[t]), int(step.pos[t])
+        state = token
+        for g, (pool, window) in enumerate(zip(self.pools, self.windows, strict=True)):
+            slot = step.slots[g][t]
+            pool[slot, 0] = mix(g, token, p)
+            low = 0 if window is None else max(0, p - window + 1)
+            keys = [int(step.tables[g][r, i // BLOCK]) * BLOCK + i % BLOCK for i in range(low, p + 1)]
+            first = [int(pool[k, 0]) for k in keys]
+            pool[slot, 1] = mix(7, state, *first)
+            state = mix(state, *first, *(int(pool[k, 1]) for k in keys))
+        return state
+
+    def _check(self, step: Step) -> None:
+        """What docs/artifact.md promises about a step."""
+        assert step.starts[0] == 0 and step.starts[-1] == len(step.ids) == len(step.pos)
+        for r, length in enumerate(step.lens):
+            count = step.starts[r + 1] - step.starts[r]
+            assert count > 0
+            want = np.arange(length - count, length)
+            assert (step.pos[step.starts[r] : step.starts[r + 1]] == want).all()
+        for slots, pool, table in zip(step.slots, self.pools, step.tables, strict=True):
+            assert len(set(slots.tolist())) == len(slots), "two tokens of a step share a slot"
+            assert 0 <= slots.min() and slots.max() < len(pool)
+            assert 0 <= table.min() and table.max() < len(pool) // BLOCK
+            for array in (slots, table):
+                assert array.dtype == np.int32 and array.flags.c_contiguous
+
+    def sample(self, logits: np.ndarray, args: SampleArgs) -> Sampled:
+        rows = range(len(logits))
+        ids = [
+            sampler.sample(
+                logits[i], temperature=float(args.temperature[i]), top_k=int(args.top_k[i]),
+                top_p=float(args.top_p[i]), min_p=float(args.min_p[i]), seed=int(args.seed[i]),
+                sample_index=int(args.sample_index[i]), position=int(args.position[i]),
+            )
+            for i in rows
+        ]
+        tops = [sampler.top(logits[i], args.num_top) for i in rows]
+        return Sampled(
+            np.array(ids, np.int32), self.logprobs(logits, np.array(ids)),
+            np.array([t[0] for t in tops], np.int32), np.array([t[1] for t in tops], np.float32),
+        )
+
+    def logprobs(self, logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        return sampler.log_softmax(logits)[np.arange(len(ids)), ids].astype(np.float32)
+
+    def copy_blocks(self, group: int, pairs: np.ndarray) -> None:
+        assert pairs.dtype == np.int32 and pairs.flags.c_contiguous
+        for source, target in pairs.tolist():
+            pool = self.pools[group]
+            pool[target * BLOCK : (target + 1) * BLOCK] = pool[source * BLOCK : (source + 1) * BLOCK]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def fake_engine(
+    *, kv_blocks: int | list[int] = 64, windows: tuple[int | None, ...] = (None,), max_step_tokens: int = 64,
+    max_requests: int = 16, score_rows: int = 128, prefix_cache: bool = True, max_context: int = 256,
+    tokenizer=None, eos: tuple[int, ...] = (),
+) -> Engine:
+    counts = [kv_blocks] * len(windows) if isinstance(kv_blocks, int) else kv_blocks
+    executor = FakeExecutor(counts, list(windows))
+    cache = Cache([Group(n, w) for n, w in zip(counts, windows, strict=True)], prefix_cache=prefix_cache)
+    limits = Limits(max_step_tokens, max_requests, score_rows)
+    return Engine(executor, Model("f32", VOCAB, max_context, None, eos), cache, limits, tokenizer)
