@@ -24,7 +24,7 @@ CHUNK_BYTES = 8 << 20
 
 
 class ArtifactWriter:
-    """A context in which an artifact is filled; leaving it without `finish` removes every trace.
+    """A context in which an artifact is filled; leaving it without `publish` removes every trace.
 
     Raises CompileError where `out` cannot be written, or is not an artifact and `force` is not set.
     """
@@ -60,11 +60,14 @@ class ArtifactWriter:
         """A written file's path as the manifest spells it."""
         return path.resolve().relative_to(self.root.resolve()).as_posix()
 
-    def finish(self, manifest: dict[str, Any]) -> Path:
-        """Complete the manifest with hashes and digest, write it, and move the artifact into place."""
+    def seal(self, manifest: dict[str, Any]) -> None:
+        """Complete the manifest with hashes and digest and write it; no file may change from here on."""
         manifest = {"format": FORMAT, "version": VERSION, **manifest, "files": hash_files(self.root)}
         manifest["digest"] = manifest_digest(manifest)
         self.write("manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+
+    def publish(self) -> Path:
+        """Move the sealed artifact into place."""
         replace_directory(self.root, self.out)
         return self.out
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from codegen.cpp import Kernel
 from compiler.artifact import hash_file
+from compiler.importers import ModelInfo
 from ir.graph import Graph
 from ir.types import KV
 
@@ -22,9 +25,31 @@ def octavo_version() -> str:
         return "source"
 
 
-def source_entry(kind: str, path: str, files: Sequence[Path]) -> dict[str, Any]:
-    """Where the model came from, with the hash of each file that was read."""
-    return {"kind": kind, "path": path, "files": {f.name: f"sha256:{hash_file(f)}" for f in files}}
+def source_entry(info: ModelInfo) -> dict[str, Any]:
+    """Where the model came from: the path's last part, and the hash of each file that was read."""
+    path = Path(info.source_path)
+    directory = path if path.is_dir() else path.parent
+    files = {name: f"sha256:{hash_file(directory / name)}" for name in info.source_files}
+    return {"kind": info.source_kind, "path": path.name, "files": files}
+
+
+def model_entry(info: ModelInfo, dtype: str) -> dict[str, Any]:
+    return {
+        "dtype": dtype,
+        "vocab_size": info.vocab_size,
+        "max_context": info.max_context,
+        "bos_token_id": info.bos_token_id,
+        "eos_token_ids": list(info.eos_token_ids),
+        "frozen": dict(info.frozen),
+    }
+
+
+def kernel_entry(kernel: Kernel, folder: str) -> dict[str, Any]:
+    """A built kernel; its file and sources are named relative to the artifact."""
+    entry = asdict(kernel)
+    entry["file"] = f"{folder}/{kernel.file}"
+    entry["sources"] = [f"{folder}/{name}" for name in kernel.sources]
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in entry.items()}
 
 
 def kv_groups(lowered: Graph) -> list[dict[str, Any]]:

@@ -41,7 +41,7 @@ def parse_passes(text: str, known: Iterable[type[Pass]]) -> list[Pass]:
 
 def _options(kind: type[Pass], text: str) -> dict[str, Any]:
     types = get_type_hints(kind)
-    names = [f.name for f in fields(kind)]
+    names = [f.name for f in fields(kind) if _members(types[f.name])]
     found: dict[str, Any] = {}
     for part in filter(None, (p.strip() for p in text.split(","))):
         name, sign, value = (s.strip() for s in part.partition("="))
@@ -52,8 +52,7 @@ def _options(kind: type[Pass], text: str) -> dict[str, Any]:
 
 
 def _value(kind: type[Pass], name: str, type: Any, text: str) -> Any:
-    members = [t for t in getattr(type, "__args__", (type,)) if t in _READERS]
-    for member in members:
+    for member in _members(type):
         try:
             return _READERS[member](text)
         except (ValueError, KeyError):
@@ -63,10 +62,15 @@ def _value(kind: type[Pass], name: str, type: Any, text: str) -> Any:
     )
 
 
+def _members(type: Any) -> list[Any]:
+    """The types that an option of this type can be read as; none where it cannot be written as text."""
+    return [member for member in getattr(type, "__args__", (type,)) if member in _READERS]
+
+
 def describe(kind: type[Pass]) -> str:
     """A pass, its options with their defaults, and the first line of what it says about itself."""
     types = get_type_hints(kind)
-    options = ",".join(f"{f.name}={_default(f.default)}" for f in fields(kind) if types[f.name])
+    options = ",".join(f"{f.name}={_default(f.default)}" for f in fields(kind) if _members(types[f.name]))
     title = (sys.modules[kind.__module__].__doc__ or "").strip().split("\n")[0]
     return f"{pass_name(kind)}{'{' + options + '}' if options else ''}\n    {title}"
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
+import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +19,7 @@ def command(
     new_tokens: Annotated[int, typer.Option(help="New tokens per request.", min=2)] = 128,
     requests: Annotated[int, typer.Option(help="Requests at once.", min=1)] = 1,
     context_tokens: Annotated[
-        int, typer.Option(help="Tokens already in the cache before the prompt.", min=0)
+        int, typer.Option(help="Cached tokens before the prompt; a multiple of 16.", min=0)
     ] = 0,
     threads: Annotated[int | None, typer.Option(help="Default: the cores this process may use.")] = None,
     repeats: Annotated[int, typer.Option(help="Figures are medians over this many runs.", min=1)] = 3,
@@ -36,7 +38,7 @@ def command(
         print(json.dumps(figures))
         return
     for key, value in figures.items():
-        print(f"{key:22} {value:,.4g}" if isinstance(value, float) else f"{key:22} {value:,}")
+        print(f"{key:22} {value:,.4g}" if isinstance(value, float) else f"{key:22} {value}")
 
 
 @dataclass(frozen=True)
@@ -50,11 +52,27 @@ class Workload:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds since submission, of one run: each request's first token; the end."""
+    """One run: seconds since submission of every new token, by request."""
 
-    first: list[float]
-    end: float
-    num_after_first: int  # tokens that came after every request had its first
+    tokens: list[list[float]]
+
+    @property
+    def prefilled_s(self) -> float:
+        """When every request has its first new token."""
+        return max(times[0] for times in self.tokens)
+
+    @property
+    def end_s(self) -> float:
+        return max(times[-1] for times in self.tokens)
+
+    def figures(self, workload: Workload) -> dict[str, float]:
+        after = sum(time > self.prefilled_s for times in self.tokens for time in times)
+        return {
+            "prefill_tokens_per_s": workload.prompt_tokens * workload.num_requests / self.prefilled_s,
+            "decode_tokens_per_s": after / (self.end_s - self.prefilled_s),
+            "output_tokens_per_s": sum(map(len, self.tokens)) / self.end_s,
+            "first_token_s": statistics.median(times[0] for times in self.tokens),
+        }
 
 
 def run(path: Path, workload: Workload, threads: int | None, repeats: int) -> dict[str, Any]:
@@ -67,18 +85,36 @@ def run(path: Path, workload: Workload, threads: int | None, repeats: int) -> di
     engine = runtime.load(path, threads=threads)
     load_s = time.perf_counter() - start
     rng = np.random.default_rng(workload.seed)
-    contexts = [_random_ids(rng, engine, workload.context_tokens) for _ in range(workload.num_requests)]
+    vocab_size = engine.manifest.model.vocab_size
+
+    def random_ids(num_tokens: int) -> list[int]:
+        return [int(i) for i in rng.integers(0, vocab_size, num_tokens)]
+
+    contexts = [random_ids(workload.context_tokens) for _ in range(workload.num_requests)]
     try:
-        runs = [_run_once(engine, workload, contexts, rng) for _ in range(repeats + 1)][1:]
+        if workload.context_tokens:  # into the prefix cache, where every repeat finds it
+            runtime.generate(engine, contexts, max_new_tokens=1, ignore_eos=True)
+        prompts = [[c + random_ids(workload.prompt_tokens) for c in contexts] for _ in range(repeats + 1)]
+        runs = [_run_once(engine, each, workload.new_tokens).figures(workload) for each in prompts][1:]
     finally:
         engine.close()
     return {
-        **_figures(runs, workload),
+        **{key: statistics.median(figures[key] for figures in runs) for key in runs[0]},
         "load_s": load_s,
-        "peak_rss_bytes": _peak_rss_bytes(),
-        **_inputs(workload, threads),
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        **asdict(workload),
+        "threads": threads,
+        "repeats": repeats,
     }
 
 
-def _random_ids(rng: Any, engine: Any, num_tokens: int) -> list[int]:
-    return [int(i) for i in rng.integers(0, engine.info.vocab_size, num_tokens)]
+def _run_once(engine: Any, prompts: list[list[int]], new_tokens: int) -> Times:
+    import runtime
+
+    tokens: list[list[float]] = [[] for _ in prompts]
+    start = time.perf_counter()
+    events = runtime.generate(engine, prompts, stream=True, max_new_tokens=new_tokens, ignore_eos=True)
+    for event in events:
+        if event.token_id is not None:
+            tokens[event.prompt_index].append(time.perf_counter() - start)
+    return Times(tokens)

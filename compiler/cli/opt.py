@@ -28,15 +28,16 @@ def command(
     octavo inspect model.octavo --ir graph | octavo opt - -p dce,cse
     """
     from compiler.pass_text import describe, parse_passes
-    from compiler.pipeline import PASSES
+    from compiler.pipeline import pipeline
     from ir.text import print_graph
     from ir.verify import verify
     from passes.base import PassError
 
+    known = list(dict.fromkeys(type(each) for each in pipeline()))
     if list_passes:
-        print("\n".join(describe(kind) for kind in PASSES))
+        print("\n".join(describe(kind) for kind in known))
         return
-    wanted = parse_passes(passes, PASSES)
+    wanted = parse_passes(passes, known)
     graph = _read(file)
     for each in wanted:
         try:

@@ -18,7 +18,8 @@ from compiler.errors import CompileError
 def write(out: Path, content: str = "x", force: bool = False) -> Path:
     with ArtifactWriter(out, force) as writer:
         writer.write("targets/cpu/graph.ir", content)
-        return writer.finish({"name": "m"})
+        writer.seal({"name": "m"})
+        return writer.publish()
 
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES, 2 * CHUNK_BYTES + 7])

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from runtime.artifact import Artifact
+from runtime.cpu import CpuExecutor
+from runtime.scheduler import Limits
 from runtime.step import Step
 
 Mutation = Callable[[Step], Step]
@@ -20,7 +22,7 @@ def unchanged(step: Step) -> Step:
 class Stepper:
     """One sequence over blocks in a scrambled order, so that ignoring the block table is found out."""
 
-    def __init__(self, engine: Path, max_tokens: int = 128) -> None:
+    def __init__(self, engine: Path, max_tokens: int = 512) -> None:
         self.artifact = Artifact.open(engine)
         self.num_groups = len(self.artifact.manifest.kv_groups)
         self.block = self.artifact.manifest.kv_groups[0].block
@@ -33,7 +35,7 @@ class Stepper:
 
     def run(self, chunks: Sequence[Sequence[int]], mutate: Mutation = unchanged) -> np.ndarray:
         """Logits [S, V] of all tokens of all chunks; each chunk is a step, the first over an empty cache."""
-        executor = open_executor(self.artifact, self.max_tokens, self.num_blocks)
+        executor = self._open()
         try:
             computed, found = 0, []
             for chunk in chunks:
@@ -43,6 +45,11 @@ class Stepper:
         finally:
             executor.close()
         return np.concatenate(found)
+
+    def _open(self) -> CpuExecutor:
+        """An executor with an empty cache."""
+        limits = Limits(max_step_tokens=self.max_tokens, max_requests=1, score_rows=self.max_tokens)
+        return CpuExecutor(self.artifact, limits, [self.num_blocks] * self.num_groups, threads=2)
 
     def _step(self, chunk: Sequence[int], computed: int) -> Step:
         count = len(chunk)

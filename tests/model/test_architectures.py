@@ -49,7 +49,7 @@ def _compile(name: str, directory: Path) -> Case:
         model, source = tiny.build(name), directory / "checkpoint"
         model.save_pretrained(source)
     out = compiler.compile(source, directory / "m.octavo", max_context=tiny.CONTEXT, isa=tiny.ISA)
-    return Stepper(out), model
+    return Stepper(out, tiny.CONTEXT), model
 
 
 def worst(case: Case, prompt_length: int, mutate: Mutation | None = None) -> float:
