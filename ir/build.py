@@ -15,7 +15,8 @@ from ir.types import Type
 class GraphBuilder:
     """Collects ops; `graph()` gives the immutable result.
 
-    Attribute values that are None are left out. Raises InferError with the op's kind and loc on operands that do not fit.
+    Attribute values that are None are left out. Raises InferError with the op's kind and loc on operands that
+    do not fit.
     """
 
     def __init__(self, name: str, dims: Mapping[str, Bounds], inputs: Iterable[Value] = ()) -> None:
@@ -45,11 +46,19 @@ class GraphBuilder:
         self._names.add(name)
 
     @overload
-    def op(self, kind: str, *args: Arg, name: str = "", loc: str = "", **attrs: Any) -> Value: ...
-    @overload
     def op(
         self, kind: str, *args: Arg, name: str = "", loc: str = "", several: Literal[True], **attrs: Any
     ) -> tuple[Value, ...]: ...
+    @overload
+    def op(
+        self,
+        kind: str,
+        *args: Arg,
+        name: str = "",
+        loc: str = "",
+        several: Literal[False] = False,
+        **attrs: Any,
+    ) -> Value: ...
     def op(
         self, kind: str, *args: Arg, name: str = "", loc: str = "", several: bool = False, **attrs: Any
     ) -> Any:

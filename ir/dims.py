@@ -2,7 +2,7 @@
 
 An upper-case name (`T`, `M0`) is a size: a positive integer whose bounds the graph keeps. A lower-case name
 (`q`, `k`) is a position: a non-negative integer, used in attention-mask predicates. Division is
-`FloorDiv`/`CeilDiv`, because sympy's floor((T+15)/16) prints as floating point and does not equal ceiling(T/16).
+`FloorDiv`/`CeilDiv`, because sympy's floor((T+15)/16) prints as floating point and is not ceiling(T/16).
 
 Text is read by `ir.text`'s own grammar, never by sympify, which runs code.
 """
@@ -67,7 +67,10 @@ def symbol(name: str) -> sympy.Symbol:
 
 
 def normalize(dim: Any) -> Dim:
-    """An int where the expression is a constant, else the expression multiplied out, so that equal sums are equal."""
+    """An int where the expression is constant, else the expression multiplied out: equal sums become equal.
+
+    Raises TypeError on what is neither an integer nor an expression.
+    """
     if isinstance(dim, sympy.Basic):
         return _multiplied_out(dim)
     return operator.index(dim)
@@ -115,8 +118,8 @@ def evaluate(dim: Any, values: Mapping[str, int]) -> int:
 def upper_bound(dim: Any, bounds: Mapping[str, Bounds]) -> int | None:
     """The largest value that interval arithmetic gives for a dim; None if it has no upper bound.
 
-    Exact where each symbol occurs once, else never too small. Raises KeyError with the name of a symbol without
-    bounds.
+    Exact where each symbol occurs once, else never too small. Raises KeyError with the name of a symbol that
+    has no bounds.
     """
     high = _interval(dim, bounds)[1]
     return None if high == math.inf else int(high)

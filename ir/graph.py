@@ -1,12 +1,15 @@
-"""The graph: SSA values, ops in order, no regions. Everything here is immutable; a pass builds the next graph."""
+"""The graph: SSA values, ops in order, no regions. All of it is immutable: a pass builds the next graph."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
-from ir.dims import Bounds, Dim
+import sympy
+from sympy.logic.boolalg import BooleanAtom
+
+from ir.dims import Bounds, Dim, normalize
 from ir.types import Type
 
 Attr = Any  # bool | int | float | str | sympy expression | tuple of these
@@ -49,7 +52,11 @@ Arg = Value | Weight | Scalar | None  # None: an optional operand that is absent
 
 @dataclass(frozen=True)
 class Op:
-    """One operation. `loc` is the path of the module it came from and survives rewrites."""
+    """One operation. `loc` is the path of the module it came from and survives rewrites.
+
+    Attributes are kept as their text reads back: lists are tuples, constant expressions numbers, and what is
+    None is left out.
+    """
 
     kind: str
     args: tuple[Arg, ...]
@@ -68,6 +75,10 @@ class Op:
         """The operands that are values of the graph."""
         return (a for a in self.args if isinstance(a, Value))
 
+    def __post_init__(self) -> None:
+        given = {name: canonical(value) for name, value in self.attrs.items() if value is not None}
+        object.__setattr__(self, "attrs", given)
+
     def attr(self, name: str, default: Attr = None) -> Attr:
         return self.attrs.get(name, default)
 
@@ -75,12 +86,23 @@ class Op:
         return replace(self, attrs={**self.attrs, **attrs})
 
 
+def canonical(value: Any) -> Attr:
+    """An attribute as its text reads back."""
+    if isinstance(value, bool | int | str) or type(value) is float:
+        return value
+    if isinstance(value, list | tuple):
+        return tuple(canonical(item) for item in cast("tuple[Any, ...]", value))
+    if isinstance(value, BooleanAtom):
+        return bool(value)
+    return normalize(value) if isinstance(value, sympy.Basic) else getattr(value, "item", lambda: value)()
+
+
 @dataclass(frozen=True)
 class Graph:
     """A program from inputs to outputs.
 
-    dims: bounds of each symbol, (low, high or None). arena: sizes in bytes of the buffers that plan_memory laid out;
-    an op's `at` attribute indexes them.
+    dims: bounds of each symbol, (low, high or None). arena: sizes in bytes of the buffers that plan_memory
+    laid out; an op's `at` attribute indexes them.
     """
 
     name: str
@@ -89,6 +111,9 @@ class Graph:
     ops: tuple[Op, ...]
     outputs: tuple[Value, ...]
     arena: tuple[Dim, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "arena", tuple(normalize(size) for size in self.arena))
 
     @property
     def weights(self) -> tuple[Weight, ...]:

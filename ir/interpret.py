@@ -1,23 +1,24 @@
 """The reference interpreter: runs a graph with each op's numpy reference, slowly and obviously.
 
-With `float_type=np.float64` everything that the graph calls f32 is computed in double precision; casts to narrower
-types still round, so the result is what exact arithmetic between those casts would give.
+Values of the types f16 and bf16 are widened before an op and rounded after it, once. With
+`float_type=np.float64` everything that the graph calls f32 is computed, and kept, in double precision; narrower
+results still round, so the outcome is what exact arithmetic between those roundings would give.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-import sympy
 
 from ir.dims import evaluate
-from ir.graph import Arg, Graph, Op, Scalar, Value, Weight
+from ir.graph import Arg, Graph, Op, Scalar, Value
 from ir.ops import OPS, RefCall
+from ir.ops.base import is_size
 from ir.text.printer import print_op
-from ir.types import KV, DType, Tensor
+from ir.types import KV, DType, Tensor, Type
 
 Array = np.ndarray[Any, np.dtype[Any]]
 KVState = dict[str, Array]  # stream name -> [layers, blocks, block, heads, head_size]
@@ -49,13 +50,13 @@ def interpret(
     weights: finds a weight's array by name; a missing one raises KeyError.
     """
     read = weights if callable(weights) else weights.__getitem__
-    dims = bind_dims(graph, inputs)
-    values: dict[str, Any] = {v.name: _as_input(inputs[v.name], v, float_type) for v in graph.inputs}
-    for op in graph.ops:
-        values.update(
-            zip((o.name for o in op.outs), _run_op(op, values, read, dims, float_type), strict=True)
-        )
-    return Run(tuple(values[v.name] for v in graph.outputs), values, dims)
+    machine = _Machine(graph, bind_dims(graph, inputs), read, float_type)
+    for value in graph.inputs:
+        machine.values[value.name] = machine.widened(inputs[value.name], value.type)
+    with np.errstate(all="ignore"):
+        for op in graph.ops:
+            machine.run(op)
+    return Run(tuple(machine.values[v.name] for v in graph.outputs), machine.values, machine.dims)
 
 
 def bind_dims(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, int]:
@@ -65,7 +66,9 @@ def bind_dims(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, int]:
         if value.name not in inputs:
             raise InterpretError(f"graph @{graph.name} needs input %{value.name}")
         if isinstance(value.type, Tensor):
-            _bind_shape(value, np.shape(inputs[value.name]), found)
+            _bind_shape(value.name, value.type, np.shape(inputs[value.name]), found)
+    for value in graph.inputs:
+        _check_input(value, inputs[value.name], found)
     for name, (low, high) in graph.dims.items():
         size = found.get(name)
         if size is not None and not (low <= size and (high is None or size <= high)):
@@ -73,59 +76,110 @@ def bind_dims(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, int]:
     return found
 
 
-def _bind_shape(value: Value, shape: tuple[int, ...], found: dict[str, int]) -> None:
-    assert isinstance(value.type, Tensor)
-    if len(shape) != value.type.rank:
-        raise InterpretError(f"input %{value.name} has shape {list(shape)}, not {list(value.type.shape)}")
-    for dim, size in zip(value.type.shape, shape, strict=True):
-        expected: Any = dim
-        if isinstance(dim, sympy.Expr) and len(dim.free_symbols) == 1:
-            (name,) = dim.free_symbols
-            solved = sympy.Integer(size) - (dim - name)  # sizes of inputs are a symbol plus a constant
-            expected = found.setdefault(str(name), int(solved)) + int(dim - name)
-        if expected != size:
-            raise InterpretError(f"input %{value.name} has shape {list(shape)}, not {list(value.type.shape)}")
+def _bind_shape(name: str, type: Tensor, shape: tuple[int, ...], found: dict[str, int]) -> None:
+    """Bind the symbols of sizes that are one symbol, scaled and shifted: 2 * T + 1."""
+    if len(shape) != type.rank:
+        raise InterpretError(f"input %{name} has shape {list(shape)}, not {list(type.shape)}")
+    for dim, size in zip(type.shape, shape, strict=True):
+        if isinstance(dim, int) or len(dim.free_symbols) != 1:
+            continue
+        (unknown,) = dim.free_symbols
+        scale = dim.coeff(unknown)
+        shift = dim - scale * unknown
+        if scale.is_Integer and shift.is_Integer and (size - shift) % scale == 0:
+            found.setdefault(unknown.name, int((size - shift) // scale))
 
 
-def _as_input(given: Any, value: Value, float_type: type[np.floating[Any]]) -> Any:
+def _check_input(value: Value, given: Any, dims: Mapping[str, int]) -> None:
+    """The input has the shape that its type gives under the binding."""
     if isinstance(value.type, KV):
-        return given
-    dtype = value.type.dtype
-    return np.asarray(given, dtype=float_type if dtype is DType.F32 else dtype.numpy)
-
-
-def _run_op(
-    op: Op,
-    values: Mapping[str, Any],
-    read: WeightReader,
-    dims: Mapping[str, int],
-    float_type: type[np.floating[Any]],
-) -> list[Any]:
-    args = tuple(_argument(a, values, read, float_type) for a in op.args)
-    attrs = {name: _concrete(a, dims) for name, a in OPS[op.kind].complete(op.attrs).items()}
+        _check_state(value.name, value.type, given)
+        return
     try:
-        return list(OPS[op.kind].reference(RefCall(op.kind, args, attrs, float_type)))
-    except (ValueError, IndexError, TypeError) as e:
-        raise InterpretError(f"{e} in\n  {print_op(op)}") from e
+        expected = [evaluate(d, dims) for d in value.type.shape]
+    except KeyError as e:
+        raise InterpretError(f"input %{value.name}: no input's shape tells the size {e.args[0]}") from None
+    if expected != list(np.shape(given)):
+        shown = f"{list(value.type.shape)} with {dict(dims)}"
+        raise InterpretError(f"input %{value.name} has shape {list(np.shape(given))}, not {shown}")
 
 
-def _argument(
-    arg: Arg, values: Mapping[str, Any], read: WeightReader, float_type: type[np.floating[Any]]
-) -> Any:
-    if isinstance(arg, Value):
-        return values[arg.name]
-    if isinstance(arg, Weight):
-        array = read(arg.name)
-        wide = isinstance(arg.type, Tensor) and arg.type.dtype is DType.F32 and float_type is not np.float32
-        return array.astype(float_type) if wide else array
-    return arg.value if isinstance(arg, Scalar) else None
+def _check_state(name: str, kv: KV, given: Any) -> None:
+    shapes = {s.name: (kv.layers, kv.block, s.heads, s.head_size) for s in kv.streams}
+    found = (
+        {stream: (a.shape[0], *a.shape[2:]) for stream, a in given.items()} if hasattr(given, "items") else {}
+    )
+    if shapes != found:
+        raise InterpretError(
+            f"input %{name} is no state of {kv}: an array [layers, blocks, block, heads, size] each"
+        )
 
 
-def _concrete(attr: Any, dims: Mapping[str, int]) -> Any:
-    """Sizes evaluated; predicates over positions are left alone."""
-    if isinstance(attr, tuple):
-        return tuple(_concrete(a, dims) for a in attr)  # type: ignore[misc]
-    return evaluate(attr, dims) if isinstance(attr, sympy.Expr) else attr
+class _Machine:
+    """The values computed so far, and how one op is run."""
+
+    def __init__(
+        self, graph: Graph, dims: dict[str, int], read: WeightReader, float_type: type[np.floating[Any]]
+    ) -> None:
+        self.values: dict[str, Any] = {}
+        self.dims = dims
+        self._graph, self._read, self._float = graph, read, float_type
+        self._sizes: dict[Any, int] = {}
+
+    def run(self, op: Op) -> None:
+        args = tuple(self._argument(a) for a in op.args)
+        try:
+            attrs = {name: self._concrete(a) for name, a in OPS[op.kind].complete(op.attrs).items()}
+            results = list(OPS[op.kind].reference(RefCall(op.kind, args, attrs, self._float)))
+            for out, result in zip(op.outs, results, strict=True):
+                self.values[out.name] = self._checked(result, out.type)
+        except (ValueError, IndexError, TypeError, ArithmeticError) as e:
+            raise InterpretError(f"{e} in\n  {print_op(op)}") from e
+
+    def widened(self, given: Any, type: Type) -> Any:
+        """A value in the type that it is kept in: f32 may be kept wide."""
+        if isinstance(type, Tensor):
+            return np.asarray(given, dtype=self._kept(type.dtype))
+        return {s.name: np.asarray(given[s.name], dtype=self._kept(s.dtype)) for s in type.streams}
+
+    def _kept(self, dtype: DType) -> Any:
+        return self._float if dtype is DType.F32 else dtype.numpy
+
+    def _checked(self, result: Any, type: Type) -> Any:
+        """A result rounded to its type. Raises ValueError if its shape is not the one inferred."""
+        if isinstance(type, KV):
+            return result
+        array = np.asarray(result, dtype=self._kept(type.dtype))
+        expected = tuple(self._size(d) for d in type.shape)
+        if array.shape != expected:
+            raise ValueError(f"the result has shape {list(array.shape)}, not {list(expected)}")
+        return array
+
+    def _argument(self, arg: Arg) -> Any:
+        """An operand's array, f16 and bf16 widened."""
+        if isinstance(arg, Scalar):
+            return arg.value
+        if arg is None or isinstance(arg.type, KV):
+            return None if arg is None else self.values[arg.name]
+        array = self.values[arg.name] if isinstance(arg, Value) else self._read(arg.name)
+        narrow = arg.type.dtype in (DType.F16, DType.BF16)
+        return np.asarray(array, dtype=self._float if narrow else self._kept(arg.type.dtype))
+
+    def _concrete(self, attr: Any) -> Any:
+        """Sizes evaluated; predicates over positions are left alone."""
+        if isinstance(attr, tuple):
+            return tuple(self._concrete(a) for a in cast("tuple[Any, ...]", attr))
+        return self._size(attr) if is_size(attr) and not isinstance(attr, int) else attr
+
+    def _size(self, dim: Any) -> int:
+        if isinstance(dim, int):
+            return dim
+        if dim not in self._sizes:
+            try:
+                self._sizes[dim] = evaluate(dim, self.dims)
+            except KeyError as e:
+                raise ValueError(f"no input's shape tells the size {e.args[0]}") from None
+        return self._sizes[dim]
 
 
 def empty_kv(kv: KV, num_blocks: int) -> KVState:

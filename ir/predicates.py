@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import sympy
 from sympy.core.relational import Relational
-from sympy.logic.boolalg import And, Boolean, Not, Or
+from sympy.logic.boolalg import And, Boolean, BooleanAtom, Not, Or
 
 from ir.dims import CeilDiv, FloorDiv, Table, symbol
 
@@ -23,7 +23,8 @@ KEY = symbol("k")
 CAUSAL: Boolean = cast(Boolean, KEY <= QUERY)
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
-    "<=": np.less_equal, "<": np.less, ">=": np.greater_equal, ">": np.greater, "==": np.equal, "!=": np.not_equal,
+    "<=": np.less_equal, "<": np.less, ">=": np.greater_equal, ">": np.greater,
+    "==": np.equal, "!=": np.not_equal,
 }  # fmt: skip
 
 
@@ -34,7 +35,7 @@ def window(size: int) -> Boolean:
 
 def conjuncts(predicate: Any) -> tuple[Any, ...]:
     """The terms that must all hold."""
-    return cast("tuple[Any, ...]", predicate.args) if isinstance(predicate, And) else (predicate,)
+    return predicate.args if isinstance(predicate, And) else (predicate,)
 
 
 def is_causal(predicate: Any) -> bool:
@@ -56,14 +57,14 @@ def _limit(term: Any, difference: Any) -> int | None:
     if form is None:
         return None
     slack, sign = form
-    bound = sympy.expand(sign * (cast(Any, term.rhs) - cast(Any, term.lhs)) + difference + slack)
+    bound = sympy.expand(sign * (term.rhs - term.lhs) + difference + slack)
     return int(bound) if isinstance(bound, sympy.Integer) else None
 
 
 def evaluate_grid(expr: Any, q: Any, k: Any, tables: Sequence[Grid] = ()) -> Any:
-    """The value of a predicate or integer expression for numpy arrays (or ints) q and k that broadcast together.
+    """The value of a predicate or integer expression for numpy arrays (or ints) q, k that broadcast together.
 
-    Raises ValueError on an expression that is not a mask predicate.
+    Raises ValueError on an expression that is not a mask predicate, IndexError where it leaves a table.
     """
 
     def walk(e: Any) -> Any:
@@ -79,7 +80,7 @@ def evaluate_grid(expr: Any, q: Any, k: Any, tables: Sequence[Grid] = ()) -> Any
         return q if expr == QUERY else k
     args: list[Any] = list(expr.args)
     if isinstance(expr, Table):
-        return tables[int(args[0])][walk(args[1]), walk(args[2])]
+        return _entry(tables[int(args[0])], walk(args[1]), walk(args[2]))
     if isinstance(expr, Relational):
         return _COMPARE[str(expr.rel_op)](walk(args[0]), walk(args[1]))
     for kind, fn in _NUMPY.items():
@@ -89,6 +90,40 @@ def evaluate_grid(expr: Any, q: Any, k: Any, tables: Sequence[Grid] = ()) -> Any
         return np.logical_not(walk(args[0]))
     raise ValueError(f"mask predicate holds {expr}, which is not one of its operators")
 
+
+def _entry(table: Grid, row: Any, column: Any) -> Any:
+    if np.size(row) and np.size(column) and min(np.min(row), np.min(column)) < 0:
+        raise IndexError("a mask table is read at a negative position")
+    return table[row, column]
+
+
+def why_not(predicate: Any, num_tables: int) -> str | None:
+    """Why something is not a mask predicate over q, k and so many tables; None if it is one."""
+    if isinstance(predicate, bool | BooleanAtom):
+        return None
+    if isinstance(predicate, And | Or | Not):
+        reasons = (why_not(a, num_tables) for a in predicate.args)
+    elif isinstance(predicate, Relational):
+        reasons = (_why_not_integer(a) for a in predicate.args)
+    elif isinstance(predicate, Table):
+        index = predicate.args[0]
+        if not (index.is_Integer and 0 <= int(index) < num_tables):
+            return f"{predicate} reads a table that is not given; there are {num_tables}"
+        reasons = (_why_not_integer(a) for a in predicate.args[1:])
+    else:
+        return f"{predicate!r} is not a mask predicate, a boolean expression over the positions q and k"
+    return next((r for r in reasons if r is not None), None)
+
+
+def _why_not_integer(expr: Any) -> str | None:
+    if isinstance(expr, sympy.Integer) or expr in (QUERY, KEY):
+        return None
+    if not isinstance(expr, _ARITHMETIC):
+        return f"{expr} is not an integer expression over q and k"
+    return next((r for r in map(_why_not_integer, expr.args) if r is not None), None)
+
+
+_ARITHMETIC = (sympy.Add, sympy.Mul, FloorDiv, CeilDiv, sympy.Mod, sympy.Min, sympy.Max)
 
 _NUMPY: dict[Any, Callable[[Any, Any], Any]] = {
     And: np.logical_and,

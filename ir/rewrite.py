@@ -1,7 +1,7 @@
-"""Pattern rewriting: rules look at one op and its producers, and say what replaces it or why they do not apply.
+"""Pattern rewriting: rules look at one op and its producers, and say what replaces it or why not.
 
-A rule sees each op once per sweep, in order, with earlier rewrites already done. The replacement of an op's result keeps
-that result's name, so that runs before and after a pass can be compared value by value.
+A rule sees each op once per sweep, in order, with earlier rewrites already done. The replacement of an op's
+result keeps that result's name, so that runs before and after a pass can be compared value by value.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ir.build import GraphBuilder
 from ir.graph import Arg, Graph, Op, Value
@@ -33,8 +34,8 @@ Apply = Callable[[Op, "View"], "Replacement | Miss"]
 
 @dataclass(frozen=True)
 class Rule:
-    """`apply(op, view)` returns the op's replacement values (one, or a sequence for several results), a Miss with
-    a reason, or None where the pattern is not there at all."""
+    """`apply(op, view)` returns the op's replacement values (one, or a sequence for several results), a Miss
+    with a reason, or None where the pattern is not there at all."""
 
     name: str
     kinds: tuple[str, ...]
@@ -74,13 +75,13 @@ class View:
         """Ops and outputs that read a value in the graph before this sweep."""
         return self.uses.get(value.name, 0)
 
-    def op(self, kind: str, *args: Arg, loc: str | None = None, name: str = "", **attrs: object) -> Value:
+    def op(self, kind: str, *args: Arg, loc: str | None = None, name: str = "", **attrs: Any) -> Value:
         """Emit an op before the one being rewritten; its loc is that op's unless given."""
         value = self.builder.op(kind, *args, loc=self.loc if loc is None else loc, name=name, **attrs)
         self.record(self.builder.ops[-1])
         return value
 
-    def ops(self, kind: str, *args: Arg, loc: str | None = None, **attrs: object) -> tuple[Value, ...]:
+    def ops(self, kind: str, *args: Arg, loc: str | None = None, **attrs: Any) -> tuple[Value, ...]:
         """Emit an op with several results."""
         values = self.builder.op(kind, *args, loc=self.loc if loc is None else loc, several=True, **attrs)
         self.record(self.builder.ops[-1])

@@ -1,4 +1,7 @@
-"""Attention and the KV cache. Letters as in docs/ir.md: T tokens, R requests, H heads, G key/value heads, D head size."""
+"""Attention and the KV cache.
+
+Letters as in docs/ir.md: T tokens, R requests, H query heads, G key/value heads, D head size.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +9,54 @@ from typing import Any
 
 import numpy as np
 
+from ir.dims import Dim, normalize
 from ir.ops.base import REQUIRED, Array, Call, OpDef, RefCall, broadcast
-from ir.predicates import evaluate_grid
-from ir.types import DType, Tensor, Type
+from ir.predicates import evaluate_grid, why_not
+from ir.types import KV, DType, Tensor, Type
 
 
-def _check_heads(call: Call, heads: Any, kv_heads: Any) -> None:
-    if heads % kv_heads:
+def _check_heads(call: Call, heads: Dim, kv_heads: Dim) -> None:
+    if not isinstance(heads, int) or not isinstance(kv_heads, int) or not kv_heads or heads % kv_heads:
         call.fail(f"{heads} query heads are not a multiple of {kv_heads} key/value heads")
 
 
-def _check_per_head(call: Call, index: int, heads: Any) -> None:
+def _check_per_head(call: Call, index: int, heads: Dim) -> None:
     per_head = call.optional(index)
-    if per_head is not None and per_head.shape != (heads,):
-        call.fail(f"operand {index} has shape {list(per_head.shape)}, not one element per head [{heads}]")
+    if per_head is not None and not (per_head.shape == (heads,) and per_head.dtype.is_float):
+        call.fail(f"operand {index} is {list(per_head.shape)}, not one float per head [{heads}]")
 
 
-def _check_mask(call: Call, mask: Tensor, shape: tuple[Any, ...]) -> None:
+def _check_mask(call: Call, mask: Tensor, shape: tuple[Dim, ...]) -> None:
     if call.attrs["mask"] is not None:
         call.fail("has both a mask operand and a mask predicate")
     if not (mask.dtype is DType.BOOL or mask.dtype.is_float) or broadcast(call, [mask.shape, shape]) != shape:
         call.fail(f"mask {mask.dtype}{list(mask.shape)} does not broadcast to {list(shape)}")
 
 
+def _check_predicate(call: Call, first_table: int) -> None:
+    """The predicate is over q, k and the tables given, which are boolean matrices."""
+    for index in range(first_table, len(call.types)):
+        table = call.tensor(index)
+        if table.rank != 2 or table.dtype is not DType.BOOL:
+            call.fail(f"operand {index}, a mask table, must be a boolean matrix")
+    mask = call.attrs["mask"]
+    reason = None if mask is None else why_not(mask, max(0, len(call.types) - first_table))
+    if reason is not None:
+        call.fail(f"attribute mask: {reason}")
+
+
+def _check_scores(call: Call) -> None:
+    call.number("scale")
+    if call.number("softcap") < 0:
+        call.fail(f"attribute softcap must not be negative, but is {call.attrs['softcap']}")
+
+
 def _attention(call: Call) -> tuple[Type, ...]:
     q, k, v, mask = call.tensor(0), call.tensor(1), call.tensor(2), call.optional(3)
-    if not (q.rank == k.rank == v.rank == 4):
+    if not (q.rank == k.rank == v.rank == 4) or q.shape[0] != 1 or k.shape[0] != 1:
         call.fail("q, k and v must be [1,heads,S,head_size]")
+    if not (q.dtype == k.dtype == v.dtype) or not q.dtype.is_float:
+        call.fail(f"q, k and v must have one float type, not {q.dtype}, {k.dtype}, {v.dtype}")
     if k.shape[:3] != v.shape[:3] or k.shape[3] != q.shape[3] or k.shape[2] != q.shape[2]:
         call.fail(f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)} do not fit")
     _check_heads(call, q.shape[1], k.shape[1])
@@ -40,55 +64,81 @@ def _attention(call: Call) -> tuple[Type, ...]:
         _check_mask(call, mask, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
     _check_per_head(call, 4, q.shape[1])
     _check_per_head(call, 5, q.shape[1])
+    _check_predicate(call, 6)
+    _check_scores(call)
     return (Tensor(q.dtype, (q.shape[0], q.shape[2], q.shape[1], v.shape[3])),)
 
 
+def _check_layer(call: Call, kv: KV) -> None:
+    if call.integer("layer") >= kv.layers:
+        call.fail(f"layer {call.attrs['layer']} is not one of the group's {kv.layers}")
+
+
 def _kv_write(call: Call) -> tuple[Type, ...]:
-    kv, layer = call.kv(0), call.attrs["layer"]
-    if not 0 <= layer < kv.layers:
-        call.fail(f"layer {layer} is not one of the group's {kv.layers}")
+    kv = call.kv(0)
+    _check_layer(call, kv)
     if len(call.types) != len(kv.streams) + 2:
         call.fail(f"takes the state, {len(kv.streams)} streams and the slots; got {len(call.types)} operands")
     slots = call.tensor(len(call.types) - 1)
+    if slots.rank != 1 or not slots.dtype.is_integer:
+        call.fail("slots must be a vector of integers")
     for index, stream in enumerate(kv.streams, 1):
-        if call.tensor(index).shape != (*slots.shape, stream.heads, stream.head_size):
-            call.fail(f"stream {stream.name} is {list(call.tensor(index).shape)}")
+        x, shape = call.tensor(index), (*slots.shape, stream.heads, stream.head_size)
+        if x.shape != shape or x.dtype.is_float != stream.dtype.is_float:
+            call.fail(f"{x.dtype}{list(x.shape)} does not fit stream {stream.name}")
     return (kv,)
 
 
 def _paged_attention(call: Call) -> tuple[Type, ...]:
-    q, kv, table, lens, starts = call.tensor(0), call.kv(1), call.tensor(2), call.tensor(3), call.tensor(4)
+    q, kv = call.tensor(0), call.kv(1)
+    if len(kv.streams) < 2:
+        call.fail("reads two streams, keys and values")
     key, value = kv.streams[0], kv.streams[1]
-    if q.rank != 3 or q.shape[2] != key.head_size:
-        call.fail(f"q {list(q.shape)} is not [T,H,{key.head_size}]")
-    if not 0 <= call.attrs["layer"] < kv.layers:
-        call.fail(f"layer {call.attrs['layer']} is not one of the group's {kv.layers}")
-    if table.rank != 2 or lens.rank != 1 or starts.rank != 1:
-        call.fail("table is [R,M], lens [R], starts [R+1]")
+    if q.rank != 3 or q.shape[2] != key.head_size or not q.dtype.is_float or key.heads != value.heads:
+        call.fail(f"q {q.dtype}{list(q.shape)} is not [T,H,{key.head_size}]")
+    _check_layer(call, kv)
+    _check_tables(call, call.tensor(2), call.tensor(3), call.tensor(4))
     _check_heads(call, q.shape[1], key.heads)
     _check_per_head(call, 5, q.shape[1])
     _check_per_head(call, 6, q.shape[1])
+    _check_predicate(call, 7)
+    _check_scores(call)
     return (Tensor(q.dtype, (q.shape[0], q.shape[1], value.head_size)),)
+
+
+def _check_tables(call: Call, table: Tensor, lens: Tensor, starts: Tensor) -> None:
+    if not all(t.dtype.is_integer for t in (table, lens, starts)):
+        call.fail("table, lens and starts must be integers")
+    if table.rank != 2 or lens.shape != table.shape[:1] or starts.shape != (normalize(table.shape[0] + 1),):
+        shapes = f"{list(table.shape)}, {list(lens.shape)}, {list(starts.shape)}"
+        call.fail(f"table, lens and starts are {shapes}, not [R,M], [R], [R+1]")
 
 
 def attend(
     q: Array,  # [H, S, D]
     k: Array,  # [G, N, D]
     v: Array,  # [G, N, E]
-    keep: Any,  # [S, N] or [H, S, N] boolean
+    keep: Any,  # boolean, broadcasts to [H, S, N]
     bias: Any,  # added to the scores, broadcasts to [H, S, N]
     sinks: Array | None,  # [H]
     scale: float,
     softcap: float,
 ) -> Array:  # [S, H, E]
-    """Softmax attention, written out: every score, then the mask, then the softmax."""
+    """Softmax attention, written out: every score, then the mask, then the softmax.
+
+    What lies in a key that no query sees is selected away, so it may be NaN. A query that sees no key gives
+    NaN unless there are sinks.
+    """
     repeat = q.shape[0] // k.shape[0]
+    keep = np.broadcast_to(keep, (q.shape[0], q.shape[1], k.shape[1]))
+    unseen = ~keep.any((0, 1))[:, None]
+    k, v = np.where(unseen, 0, k), np.where(unseen, 0, v)
     k, v = np.repeat(k, repeat, 0).astype(q.dtype), np.repeat(v, repeat, 0).astype(q.dtype)
     scores = np.matmul(q, k.transpose(0, 2, 1)) * q.dtype.type(scale)
     if softcap:
         scores = softcap * np.tanh(scores / softcap)
     scores = np.where(keep, scores + bias, -np.inf)
-    top = scores.max(-1, keepdims=True)
+    top = scores.max(-1, keepdims=True, initial=-np.inf)
     if sinks is not None:
         top = np.maximum(top, sinks[:, None, None])
     e = np.exp(scores - top)
@@ -98,23 +148,26 @@ def attend(
     return np.asarray(np.matmul(e / total, v), dtype=q.dtype).transpose(1, 0, 2)
 
 
-def _mask_of(call: RefCall, q: Any, k: Any, slopes: Array | None, tables: Any) -> tuple[Any, Any]:
-    """(keep, bias) for query positions q and key positions k."""
-    q, k = np.asarray(q)[:, None], np.asarray(k)[None, :]
-    keep = evaluate_grid(call.attrs["mask"], q, k, tables)
-    bias = 0.0 if slopes is None else slopes[:, None, None] * (k - q)
-    return keep, bias
+def _mask_of(call: RefCall, q: Any, k: Any, tables: Any) -> Any:
+    """What the mask predicate keeps, [S, N], for query positions q [S] and key positions k [N]."""
+    return evaluate_grid(call.attrs["mask"], q[:, None], k[None, :], tables)
+
+
+def _slope_bias(slopes: Array | None, q: Any, k: Any) -> Any:
+    """ALiBi (arXiv 2108.12409): slopes [H] times the distance, [H, S, N]."""
+    return 0.0 if slopes is None else slopes[:, None, None] * (k[None, :] - q[:, None])
 
 
 def _attention_reference(call: RefCall) -> tuple[Array]:
     q, k, v, mask, sinks, slopes = (call.arg(i) for i in range(6))
-    positions = np.arange(q.shape[2])
+    positions: Array = np.arange(q.shape[2])
+    keep: Any = True
+    bias = _slope_bias(slopes, positions, positions)
     if mask is not None:
-        keep, bias = (mask[0], 0.0) if mask.dtype == np.bool_ else (True, mask[0])
+        mask = np.broadcast_to(mask, (1, q.shape[1], q.shape[2], q.shape[2]))[0]
+        keep, bias = (mask, bias) if mask.dtype == np.bool_ else (True, bias + mask)
     elif call.attrs["mask"] is not None:
-        keep, bias = _mask_of(call, positions, positions, slopes, call.args[6:])
-    else:
-        keep, bias = True, 0.0
+        keep = _mask_of(call, positions, positions, call.args[6:])
     out = attend(q[0], k[0], v[0], keep, bias, sinks, call.attrs["scale"], call.attrs["softcap"])
     return (out[None],)
 
@@ -124,6 +177,8 @@ def _kv_write_reference(call: RefCall) -> tuple[dict[str, Array]]:
     written = {name: array.copy() for name, array in state.items()}
     for array, x in zip(written.values(), fresh, strict=True):
         flat = array[call.attrs["layer"]].reshape(-1, *array.shape[3:])
+        if np.size(slots) and not (0 <= np.min(slots) and np.max(slots) < len(flat)):
+            raise IndexError(f"slots {np.min(slots)}..{np.max(slots)} leave a cache of {len(flat)} slots")
         flat[slots] = x
     return (written,)
 
@@ -134,25 +189,31 @@ def _paged_attention_reference(call: RefCall) -> tuple[Array]:
     out = np.empty((q.shape[0], q.shape[1], v_all.shape[-1]), q.dtype)
     for r, total in enumerate(lens):
         first, last = starts[r], starts[r + 1]
+        if not 0 <= last - first <= total:
+            raise ValueError(f"request {r} has {last - first} tokens in the step but {total} in the cache")
         blocks = table[r, : -(-total // k_all.shape[1])]
         k, v = (a[blocks].reshape(-1, *a.shape[2:])[:total].transpose(1, 0, 2) for a in (k_all, v_all))
-        positions = np.arange(total - (last - first), total)
-        keep, bias = _mask_of(call, positions, np.arange(total), slopes, call.args[7:])
+        positions: Array = np.arange(total - (last - first), total)
+        keep = _mask_of(call, positions, np.arange(total), call.args[7:])
+        bias = _slope_bias(slopes, positions, np.arange(total))
         rows = q[first:last].transpose(1, 0, 2)
         out[first:last] = attend(rows, k, v, keep, bias, sinks, call.attrs["scale"], call.attrs["softcap"])
     return (out,)
 
 
+_ATTENTION = ("q", "k", "v", "mask?", "sinks?", "slopes?", "tables*")
+_PAGED = ("q", "kv", "table", "lens", "starts", "sinks?", "slopes?", "tables*")
+_SCORES = {"scale": REQUIRED, "mask": None, "softcap": 0.0}
+_PAGED_SCORES = {"layer": REQUIRED, "scale": REQUIRED, "mask": REQUIRED, "softcap": 0.0}
+
 OPS: tuple[OpDef, ...] = (
+    OpDef("attention", _ATTENTION, _attention, _attention_reference, _SCORES, sequence_aware=True),
     OpDef(
-        "attention", ("q", "k", "v", "mask?", "sinks?", "slopes?", "tables*"), _attention, _attention_reference,
-        {"scale": REQUIRED, "mask": None, "softcap": 0.0}, sequence_aware=True,
+        "kv_write", ("kv", "x*"), _kv_write, _kv_write_reference, {"layer": REQUIRED}, sequence_aware=True,
+        rollback="truncate",
     ),
-    OpDef("kv_write", ("kv", "x*"), _kv_write, _kv_write_reference, {"layer": REQUIRED},
-          sequence_aware=True, rollback="truncate"),
     OpDef(
-        "paged_attention", ("q", "kv", "table", "lens", "starts", "sinks?", "slopes?", "tables*"),
-        _paged_attention, _paged_attention_reference,
-        {"layer": REQUIRED, "scale": REQUIRED, "mask": REQUIRED, "softcap": 0.0}, sequence_aware=True,
+        "paged_attention", _PAGED, _paged_attention, _paged_attention_reference, _PAGED_SCORES,
+        sequence_aware=True,
     ),
 )  # fmt: skip

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
+import sympy
+from sympy.logic.boolalg import Boolean
 
-from ir.dims import Dim
+from ir.dims import Dim, normalize
 from ir.graph import Attr, Scalar
 from ir.types import KV, DType, Tensor, Type
+
+MAX_SIZE = 2**63 - 1
+ELEMENT_TYPES = frozenset(str(d) for d in DType)
 
 ArgType = Type | Scalar | None
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -61,16 +66,72 @@ class Call:
 
     def axis(self, rank: int, axis: Any) -> int:
         """A non-negative axis below rank."""
-        if not isinstance(axis, int) or isinstance(axis, bool) or not 0 <= axis < rank:
+        if type(axis) is not int or not 0 <= axis < rank:
             self.fail(f"axis {axis!r} is not in 0..{rank - 1}")
         return axis
+
+    def floats(self) -> DType:
+        """The one element type of the operands, which must be a float type."""
+        dtype = common_dtype(self)
+        if not dtype.is_float:
+            self.fail(f"needs float operands, not {dtype}")
+        return dtype
+
+    # --- attributes, checked
+
+    def integer(self, name: str, low: int = 0) -> int:
+        value = self.attrs[name]
+        if type(value) is not int or not low <= value <= MAX_SIZE:
+            self.fail(f"attribute {name} must be an integer from {low}, not {value!r}")
+        return value
+
+    def flag(self, name: str) -> bool:
+        value = self.attrs[name]
+        if type(value) is not bool:
+            self.fail(f"attribute {name} must be true or false, not {value!r}")
+        return value
+
+    def number(self, name: str) -> float:
+        value = self.attrs[name]
+        if type(value) not in (int, float):
+            self.fail(f"attribute {name} must be a number, not {value!r}")
+        return float(value)
+
+    def dtype(self, name: str = "dtype") -> DType:
+        value = self.attrs[name]
+        if not isinstance(value, str) or value not in ELEMENT_TYPES:
+            self.fail(f"attribute {name} must be one of {sorted(ELEMENT_TYPES)}, not {value!r}")
+        return DType(value)
+
+    def size(self, name: str) -> Dim:
+        return self._size(name, self.attrs[name])
+
+    def sizes(self, name: str) -> tuple[Dim, ...]:
+        value = self.attrs[name]
+        if not isinstance(value, tuple):
+            self.fail(f"attribute {name} must be a list of sizes, not {value!r}")
+        return tuple(self._size(name, item) for item in cast("tuple[Any, ...]", value))
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        found = self.sizes(name)
+        if not all(isinstance(item, int) for item in found):
+            self.fail(f"attribute {name} must be a list of integers, not {list(found)}")
+        return cast("tuple[int, ...]", found)
+
+    def _size(self, name: str, value: Any) -> Dim:
+        if type(value) is int and 0 <= value <= MAX_SIZE:
+            return value
+        if not is_size(value):
+            self.fail(f"attribute {name}: {value!r} is not a size")
+        return normalize(value)
 
 
 @dataclass(frozen=True)
 class RefCall:
-    """What a reference sees: concrete operands, attributes with sizes filled in, the float type to compute in.
+    """What a reference sees: concrete operands, attributes with sizes filled in, the float type to use.
 
-    A KV operand is a dict from stream name to an array [layers, blocks, block, heads, head_size].
+    The interpreter has widened f16 and bf16 operands to that type, and rounds the results to theirs. A KV
+    operand is a dict from stream name to an array [layers, blocks, block, heads, head_size].
     """
 
     kind: str
@@ -80,6 +141,15 @@ class RefCall:
 
     def arg(self, index: int) -> Any:
         return self.args[index] if index < len(self.args) else None
+
+
+def is_size(value: Any) -> bool:
+    """Whether a value can be a size: no boolean, no predicate, not known to be negative."""
+    if isinstance(value, int):
+        return type(value) is int and 0 <= value <= MAX_SIZE
+    if isinstance(value, Boolean) and not isinstance(value, sympy.Symbol):  # sympy's symbols are both
+        return False
+    return isinstance(value, sympy.Expr) and bool(value.is_integer) and not value.is_negative
 
 
 Infer = Callable[[Call], tuple[Type, ...]]
@@ -94,7 +164,7 @@ class OpDef:
     attrs: defaults, or REQUIRED. A default of None means "may be left out".
     pointwise: result element [i] depends on operand elements [i] alone (after broadcasting).
     sequence_aware: knows which request a token belongs to; every other op must treat tokens independently.
-    rollback: how the op's state goes back when tokens are rejected: "truncate", or None where it keeps no state.
+    rollback: how the op's state goes back when tokens are rejected: "truncate", or None without state.
     """
 
     kind: str
@@ -132,10 +202,18 @@ class OpDef:
             raise InferError(
                 f"{self.kind}: takes {', '.join(self.operands) or 'nothing'}; got {len(types)} operands"
             )
-        for name, given in zip(self.operands, types, strict=False):
-            if given is None and name[-1] not in "?*":
-                raise InferError(f"{self.kind}: operand {name} is required")
+        for index, given in enumerate(types):
+            self._check_operand(index, given)
         return self.infer(Call(self.kind, types, self.complete(attrs)))
+
+    def _check_operand(self, index: int, given: ArgType) -> None:
+        """A state stands where the op takes `kv` and nowhere else; only `?` operands may be absent."""
+        name = self.operands[min(index, len(self.operands) - 1)]
+        if given is None and not name.endswith("?"):
+            raise InferError(f"{self.kind}: operand {index} ({name}) is required")
+        if given is not None and isinstance(given, KV) != (name == "kv"):
+            wanted = "a kv state" if name == "kv" else "a tensor"
+            raise InferError(f"{self.kind}: operand {index} ({name}) must be {wanted}, not {given!r}")
 
 
 ANNOTATIONS = frozenset({"group", "at"})
@@ -154,8 +232,23 @@ def broadcast(call: Call, shapes: Sequence[tuple[Dim, ...]]) -> tuple[Dim, ...]:
 
 
 def common_dtype(call: Call, first: int = 0) -> DType:
-    """The one element type of the tensor operands from `first` on."""
-    kinds = {t.dtype for t in call.types[first:] if isinstance(t, Tensor)}
+    """The one element type of the tensor operands from `first` on; literals among them must fit it."""
+    given = call.types[first:]
+    kinds = {t.dtype for t in given if isinstance(t, Tensor)}
     if len(kinds) != 1:
         call.fail(f"operands must have one element type, not {sorted(kinds)}")
-    return kinds.pop()
+    dtype = kinds.pop()
+    for scalar in given:
+        if isinstance(scalar, Scalar) and not fits(scalar.value, dtype):
+            call.fail(f"the literal {scalar.value!r} does not fit operands of type {dtype}")
+    return dtype
+
+
+def fits(value: Any, dtype: DType) -> bool:
+    """Whether a literal can be an element of a type: no fraction among integers, no number among booleans."""
+    if dtype is DType.BOOL or isinstance(value, bool):
+        return dtype is DType.BOOL and isinstance(value, bool)
+    if dtype.is_float:
+        return isinstance(value, int | float) and abs(value) <= MAX_SIZE or isinstance(value, float)
+    limits = np.iinfo(dtype.numpy)
+    return isinstance(value, int) and int(limits.min) <= value <= int(limits.max)

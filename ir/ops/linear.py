@@ -6,16 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from ir.ops.base import REQUIRED, Array, Call, OpDef, RefCall, broadcast, common_dtype
+from ir.ops.base import REQUIRED, Array, Call, OpDef, RefCall, broadcast
 from ir.ops.pointwise import ACTIVATIONS
-from ir.types import DType, Tensor, Type
+from ir.ops.shape import gather
+from ir.types import Tensor, Type
 
 
 def _embed(call: Call) -> tuple[Type, ...]:
     ids, w = call.tensor(0), call.tensor(1)
     if not ids.dtype.is_integer or w.rank != 2:
         call.fail("needs integer ids and a table [V,H]")
-    dtype = w.dtype if call.attrs["dtype"] is None else DType(call.attrs["dtype"])
+    dtype = w.dtype if call.attrs["dtype"] is None else call.dtype()
     return (Tensor(dtype, (*ids.shape, w.shape[1])),)
 
 
@@ -24,30 +25,40 @@ def _matmul(call: Call) -> tuple[Type, ...]:
     if x.rank < 2 or y.rank < 2 or x.shape[-1] != y.shape[-2]:
         call.fail(f"{list(x.shape)} and {list(y.shape)} do not multiply")
     batch = broadcast(call, [x.shape[:-2], y.shape[:-2]])
-    return (Tensor(common_dtype(call), (*batch, x.shape[-2], y.shape[-1])),)
+    return (Tensor(call.floats(), (*batch, x.shape[-2], y.shape[-1])),)
+
+
+def _check_floats(call: Call) -> None:
+    """Operands may differ in float type: they are widened, and the result is of the first one's type."""
+    for index, given in enumerate(call.types):
+        if given is not None and not call.tensor(index).dtype.is_float:
+            call.fail(f"operand {index} must be a float tensor, not {call.tensor(index).dtype}")
 
 
 def _linear(call: Call) -> tuple[Type, ...]:
     x, w, bias, residual = call.tensor(0), call.tensor(1), call.optional(2), call.optional(3)
-    gated, activation = call.attrs["gated"], call.attrs["activation"]
+    gated, activation = call.flag("gated"), call.attrs["activation"]
+    _check_floats(call)
     if w.rank != 2 or x.rank < 1 or x.shape[-1] != w.shape[1]:
         call.fail(f"x {list(x.shape)} and w {list(w.shape)} do not fit: w is [N,K]")
-    if activation not in ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
         call.fail(f"no activation {activation!r}; there are {sorted(ACTIVATIONS)}")
     outputs: Any = w.shape[0]
-    if gated and outputs % 2:
+    if gated and (not isinstance(outputs, int) or outputs % 2):
         call.fail(f"gated needs an even number of outputs, not {outputs}")
     if bias is not None and bias.shape != (outputs,):
         call.fail(f"bias {list(bias.shape)} is not [{outputs}]")
     result = Tensor(x.dtype, (*x.shape[:-1], outputs // 2 if gated else outputs))
     if residual is not None and residual != result:
-        call.fail(f"residual {list(residual.shape)} is not {list(result.shape)}")
+        call.fail(f"residual {residual} is not {result}")
     return (result,)
 
 
 def _norm(call: Call) -> tuple[Type, ...]:
-    x, rank = call.tensor(0), call.attrs["rank"]
-    if not 1 <= rank <= x.rank:
+    x, rank = call.tensor(0), call.integer("rank", 1)
+    call.number("eps")
+    _check_floats(call)
+    if rank > x.rank:
         call.fail(f"rank {rank} is not in 1..{x.rank}")
     for index in range(1, len(call.types)):
         weight = call.optional(index)
@@ -57,12 +68,13 @@ def _norm(call: Call) -> tuple[Type, ...]:
 
 
 def _rope(call: Call) -> tuple[Type, ...]:
-    x, cos, sin, offset = call.tensor(0), call.tensor(1), call.tensor(2), call.attrs["offset"]
-    width: Any = x.shape[-1]
-    pairs: Any = cos.shape[-1]
-    if cos != sin:
-        call.fail(f"cos {list(cos.shape)} and sin {list(sin.shape)} differ")
-    if offset < 0 or offset + 2 * pairs > width:
+    x, cos, sin, offset = call.tensor(0), call.tensor(1), call.tensor(2), call.integer("offset")
+    call.flag("interleaved")
+    _check_floats(call)
+    if x.rank < 1 or cos.rank < 1 or cos != sin:
+        call.fail(f"x {list(x.shape)}, cos {list(cos.shape)} and sin {list(sin.shape)} do not fit")
+    width, pairs = x.shape[-1], cos.shape[-1]
+    if not isinstance(width, int) or not isinstance(pairs, int) or offset + 2 * pairs > width:
         call.fail(f"{pairs} pairs from {offset} do not fit a head of {width}")
     if broadcast(call, [x.shape[:-1], cos.shape[:-1]]) != x.shape[:-1]:
         call.fail(f"cos {list(cos.shape)} does not broadcast over {list(x.shape)}")
@@ -70,14 +82,7 @@ def _rope(call: Call) -> tuple[Type, ...]:
 
 
 def _embed_reference(call: RefCall) -> tuple[Array]:
-    rows, dtype = call.args[1][call.args[0]], call.attrs["dtype"]
-    return (
-        rows.astype(call.float_type)
-        if dtype == DType.F32
-        else rows
-        if dtype is None
-        else rows.astype(DType(dtype).numpy),
-    )
+    return (gather(call.args[1], call.args[0], 0),)
 
 
 def _linear_reference(call: RefCall) -> tuple[Array]:
@@ -114,9 +119,8 @@ def _layer_norm_reference(call: RefCall) -> tuple[Array]:
     x = call.args[0]
     axes = tuple(range(-call.attrs["rank"], 0))
     centred = x - x.mean(axis=axes, keepdims=True)
-    return _scaled(
-        call, centred / np.sqrt(np.mean(centred * centred, axis=axes, keepdims=True) + call.attrs["eps"])
-    )
+    variance = np.mean(centred * centred, axis=axes, keepdims=True)
+    return _scaled(call, centred / np.sqrt(variance + call.attrs["eps"]))
 
 
 def _rope_reference(call: RefCall) -> tuple[Array]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import erf
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from ir.graph import Scalar
-from ir.ops.base import REQUIRED, Array, Call, OpDef, RefCall, Reference, broadcast, common_dtype
+from ir.ops.base import REQUIRED, Array, Call, Infer, OpDef, RefCall, Reference, broadcast, common_dtype, fits
 from ir.types import DType, Tensor, Type
 
-_erf = np.vectorize(erf, otypes=[np.float64])
+_erf: Callable[[Any], Any] = np.vectorize(erf, otypes=[np.float64])
 
 
 def _shapes(call: Call) -> list[tuple[Any, ...]]:
@@ -23,9 +22,14 @@ def _same(call: Call) -> tuple[Type, ...]:
     return (Tensor(common_dtype(call), broadcast(call, _shapes(call))),)
 
 
+def _arithmetic(call: Call) -> tuple[Type, ...]:
+    if common_dtype(call) is DType.BOOL:
+        call.fail("does not compute on bool operands: use and, or, not, or a cast")
+    return _same(call)
+
+
 def _float(call: Call) -> tuple[Type, ...]:
-    if not common_dtype(call).is_float:
-        call.fail(f"needs a float operand, not {common_dtype(call)}")
+    call.floats()
     return _same(call)
 
 
@@ -43,20 +47,32 @@ def _logic(call: Call) -> tuple[Type, ...]:
 def _where(call: Call) -> tuple[Type, ...]:
     if call.tensor(0).dtype is not DType.BOOL:
         call.fail("the condition must be bool")
-    if all(isinstance(t, Scalar) for t in call.types[1:]):
-        call.fail("one of the two choices must be a tensor")
     return (Tensor(common_dtype(call, 1), broadcast(call, _shapes(call))),)
 
 
 def _cast(call: Call) -> tuple[Type, ...]:
-    return (Tensor(DType(call.attrs["dtype"]), call.tensor(0).shape),)
+    return (Tensor(call.dtype(), call.tensor(0).shape),)
+
+
+def _clamp(call: Call) -> tuple[Type, ...]:
+    x = call.tensor(0)
+    if x.dtype is DType.BOOL:
+        call.fail("does not compute on bool operands")
+    for name in ("low", "high"):
+        bound = call.attrs[name]
+        if bound is not None and not (type(bound) in (int, float) and fits(bound, x.dtype)):
+            call.fail(f"attribute {name}={bound!r} does not fit operands of type {x.dtype}")
+    return (x,)
+
+
+def _array_type(args: tuple[Any, ...]) -> Any:
+    """The element type of the operands that are not literals."""
+    return next(a.dtype for a in args if hasattr(a, "dtype"))
 
 
 def _elementwise(fn: Callable[..., Any]) -> Reference:
     def reference(call: RefCall) -> tuple[Array]:
-        arrays = [a for a in call.args if isinstance(a, np.ndarray)]
-        dtype = np.result_type(*arrays)
-        return (np.asarray(fn(*call.args), dtype=dtype),)
+        return (np.asarray(fn(*call.args), dtype=_array_type(call.args)),)
 
     return reference
 
@@ -78,19 +94,21 @@ def _cast_reference(call: RefCall) -> tuple[Array]:
 
 def _where_reference(call: RefCall) -> tuple[Array]:
     cond, x, y = call.args
-    dtype = np.result_type(*(a for a in (x, y) if isinstance(a, np.ndarray)))
-    return (np.where(cond, x, y).astype(dtype),)
+    chosen: Any = np.where(cond, x, y)
+    return (np.asarray(chosen, dtype=_array_type((x, y))),)
 
 
-def _clamp(call: RefCall) -> tuple[Array]:
+def _clamp_reference(call: RefCall) -> tuple[Array]:
     x, low, high = call.args[0], call.attrs["low"], call.attrs["high"]
-    return (np.clip(x, low, high).astype(x.dtype),)
+    x = x if low is None else np.maximum(x, low)
+    return (np.asarray(x if high is None else np.minimum(x, high), dtype=call.args[0].dtype),)
 
 
 def sigmoid(x: Any) -> Any:
     """1 / (1 + exp(-x)) without overflow."""
     e = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
+    positive: Any = np.asarray(x) >= 0
+    return cast(Any, np.where(positive, 1 / (1 + e), e / (1 + e)))
 
 
 def gelu(x: Any) -> Any:
@@ -103,12 +121,16 @@ def gelu_tanh(x: Any) -> Any:
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
+def _softplus(x: Any) -> Any:
+    return np.logaddexp(x, 0)
+
+
 def _rsqrt(x: Any) -> Any:
     return 1 / np.sqrt(x)
 
 
-def _binary(kind: str, fn: Callable[..., Any]) -> OpDef:
-    return OpDef(kind, ("x", "y"), _same, _elementwise(fn), pointwise=True)
+def _binary(kind: str, fn: Callable[..., Any], infer: Infer = _arithmetic) -> OpDef:
+    return OpDef(kind, ("x", "y"), infer, _elementwise(fn), pointwise=True)
 
 
 def _unary(kind: str, fn: Callable[..., Any]) -> OpDef:
@@ -133,10 +155,10 @@ OPS: tuple[OpDef, ...] = (
     _binary("add", np.add),
     _binary("sub", np.subtract),
     _binary("mul", np.multiply),
-    _binary("div", np.divide),
+    _binary("div", np.divide, _float),
     _binary("pow", np.power),
-    _binary("maximum", np.maximum),
-    _binary("minimum", np.minimum),
+    _binary("maximum", np.maximum, _same),
+    _binary("minimum", np.minimum, _same),
     _binary("floordiv", np.floor_divide),
     _binary("mod", np.mod),
     _comparison("lt", np.less),
@@ -148,8 +170,8 @@ OPS: tuple[OpDef, ...] = (
     OpDef("and", ("x", "y"), _logic, _predicate(np.logical_and), pointwise=True),
     OpDef("or", ("x", "y"), _logic, _predicate(np.logical_or), pointwise=True),
     OpDef("not", ("x",), _logic, _predicate(np.logical_not), pointwise=True),
-    OpDef("neg", ("x",), _same, _elementwise(np.negative), pointwise=True),
-    OpDef("abs", ("x",), _same, _elementwise(np.abs), pointwise=True),
+    OpDef("neg", ("x",), _arithmetic, _elementwise(np.negative), pointwise=True),
+    OpDef("abs", ("x",), _arithmetic, _elementwise(np.abs), pointwise=True),
     _unary("exp", np.exp),
     _unary("log", np.log),
     _unary("sqrt", np.sqrt),
@@ -163,9 +185,9 @@ OPS: tuple[OpDef, ...] = (
     _unary("silu", ACTIVATIONS["silu"]),
     _unary("gelu", gelu),
     _unary("gelu_tanh", gelu_tanh),
-    _unary("softplus", lambda x: np.logaddexp(x, 0)),
+    _unary("softplus", _softplus),
     _unary("floor", np.floor),
     OpDef("where", ("cond", "x", "y"), _where, _where_reference, pointwise=True),
     OpDef("cast", ("x",), _cast, _cast_reference, {"dtype": REQUIRED}, pointwise=True),
-    OpDef("clamp", ("x",), _same, _clamp, {"low": None, "high": None}, pointwise=True),
+    OpDef("clamp", ("x",), _clamp, _clamp_reference, {"low": None, "high": None}, pointwise=True),
 )

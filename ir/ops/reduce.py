@@ -3,50 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from ir.dims import Dim
-from ir.ops.base import REQUIRED, Array, Call, OpDef, RefCall, Reference, common_dtype
-from ir.types import Tensor, Type
+from ir.dims import Dim, normalize
+from ir.ops.base import REQUIRED, Array, Call, OpDef, RefCall, Reference, is_size
+from ir.types import DType, Tensor, Type
 
 
 def _reduce(call: Call) -> tuple[Type, ...]:
-    x, axes = call.tensor(0), tuple(call.axis(call.tensor(0).rank, a) for a in call.attrs["axes"])
-    if call.attrs["keepdims"]:
+    x = call.tensor(0)
+    axes = [call.axis(x.rank, a) for a in call.integers("axes")]
+    if len(set(axes)) != len(axes):
+        call.fail(f"axes {axes} holds an axis twice")
+    if call.flag("keepdims"):
         return (Tensor(x.dtype, tuple(1 if i in axes else d for i, d in enumerate(x.shape))),)
     return (Tensor(x.dtype, tuple(d for i, d in enumerate(x.shape) if i not in axes)),)
 
 
-def _along_axis(call: Call) -> tuple[Type, ...]:
+def _sum(call: Call) -> tuple[Type, ...]:
+    if call.tensor(0).dtype is DType.BOOL:
+        call.fail("does not add bool operands: cast them first")
+    return _reduce(call)
+
+
+def _mean(call: Call) -> tuple[Type, ...]:
+    call.floats()
+    return _reduce(call)
+
+
+def _cumsum(call: Call) -> tuple[Type, ...]:
+    x = call.tensor(0)
+    if x.dtype is DType.BOOL:
+        call.fail("does not add bool operands: cast them first")
+    call.axis(x.rank, call.attrs["axis"])
+    return (x,)
+
+
+def _softmax(call: Call) -> tuple[Type, ...]:
+    call.floats()
     call.axis(call.tensor(0).rank, call.attrs["axis"])
     return (call.tensor(0),)
 
 
 def _conv1d(call: Call) -> tuple[Type, ...]:
-    """x [B, C, L], w [O, C/groups, W]: padding zeros on both sides, stride 1."""
-    x, w, groups, padding = call.tensor(0), call.tensor(1), call.attrs["groups"], call.attrs["padding"]
-    if x.rank != 3 or w.rank != 3 or cast(Any, x.shape[1]) != cast(Any, w.shape[1]) * groups:
+    """x [B,C,L], w [O,C/groups,W], b [O]; zeros on both sides, stride 1: [B, O, L + 2 padding - W + 1]."""
+    x, w, bias = call.tensor(0), call.tensor(1), call.optional(2)
+    groups, padding, dtype = call.integer("groups", 1), call.integer("padding"), call.floats()
+    if x.rank != 3 or w.rank != 3:
+        call.fail(f"x {list(x.shape)} is not [B,C,L] or w {list(w.shape)} is not [O,C/groups,W]")
+    channels, outputs = w.shape[1], w.shape[0]
+    if x.shape[1] != normalize(channels * groups) or not isinstance(outputs, int) or outputs % groups:
         call.fail(f"{list(x.shape)} and {list(w.shape)} with groups={groups} do not fit")
-    length: Dim = cast(Any, x.shape[2]) + 2 * padding - cast(Any, w.shape[2]) + 1
-    return (Tensor(common_dtype(call), (x.shape[0], w.shape[0], length)),)
+    if bias is not None and bias.shape != (outputs,):
+        call.fail(f"bias {list(bias.shape)} is not [{outputs}]")
+    length: Dim = normalize(x.shape[2] + 2 * padding - w.shape[2] + 1)
+    if not is_size(length):
+        call.fail(f"a filter of {w.shape[2]} is longer than {x.shape[2]} with padding {padding}")
+    return (Tensor(dtype, (x.shape[0], outputs, length)),)
 
 
 def _numpy_reduction(fn: Callable[..., Any]) -> Reference:
     def reference(call: RefCall) -> tuple[Array]:
-        x = call.args[0]
-        return (
-            np.asarray(fn(x, axis=tuple(call.attrs["axes"]), keepdims=call.attrs["keepdims"]), dtype=x.dtype),
-        )
+        x, axes, keepdims = call.args[0], tuple(call.attrs["axes"]), call.attrs["keepdims"]
+        return (np.asarray(fn(x, axis=axes, keepdims=keepdims), dtype=x.dtype),)
 
     return reference
 
 
 def softmax(x: Any, axis: int) -> Any:
     """exp(x - max) over its sum along an axis."""
-    e = np.exp(x - x.max(axis=axis, keepdims=True))
+    e = np.exp(x - x.max(axis=axis, keepdims=True, initial=-np.inf))
     return e / e.sum(axis=axis, keepdims=True)
+
+
+def _softmax_reference(call: RefCall) -> tuple[Array]:
+    return (softmax(call.args[0], call.attrs["axis"]),)
+
+
+def _cumsum_reference(call: RefCall) -> tuple[Array]:
+    x = call.args[0]
+    return (np.cumsum(x, call.attrs["axis"]).astype(x.dtype),)
 
 
 def _conv1d_reference(call: RefCall) -> tuple[Array]:
@@ -64,11 +102,10 @@ def _conv1d_reference(call: RefCall) -> tuple[Array]:
 _AXES = {"axes": REQUIRED, "keepdims": False}
 
 OPS: tuple[OpDef, ...] = (
-    OpDef("sum", ("x",), _reduce, _numpy_reduction(np.sum), _AXES),
-    OpDef("mean", ("x",), _reduce, _numpy_reduction(np.mean), _AXES),
+    OpDef("sum", ("x",), _sum, _numpy_reduction(np.sum), _AXES),
+    OpDef("mean", ("x",), _mean, _numpy_reduction(np.mean), _AXES),
     OpDef("max", ("x",), _reduce, _numpy_reduction(np.max), _AXES),
-    OpDef("softmax", ("x",), _along_axis, lambda c: (softmax(c.args[0], c.attrs["axis"]),), {"axis": REQUIRED}),
-    OpDef("cumsum", ("x",), _along_axis, lambda c: (np.cumsum(c.args[0], c.attrs["axis"]).astype(c.args[0].dtype),),
-          {"axis": REQUIRED}),
+    OpDef("softmax", ("x",), _softmax, _softmax_reference, {"axis": REQUIRED}),
+    OpDef("cumsum", ("x",), _cumsum, _cumsum_reference, {"axis": REQUIRED}),
     OpDef("conv1d", ("x", "w", "b?"), _conv1d, _conv1d_reference, {"padding": 0, "groups": 1}),
-)  # fmt: skip
+)
