@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,12 +109,19 @@ def save(name: str, directory: Path) -> Path:
     return directory
 
 
-class PlainAttention(nn.Module):
-    """Attention as people write it: matmul, add a causal mask, softmax, matmul."""
+Mask = Callable[[int, torch.device], torch.Tensor]  # length -> [S, S], true where a query must not look
 
-    def __init__(self, hidden: int, heads: int) -> None:
+
+def causal(length: int, device: torch.device) -> torch.Tensor:
+    return torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
+
+
+class PlainAttention(nn.Module):
+    """Attention as people write it: matmul, mask, softmax, matmul."""
+
+    def __init__(self, hidden: int, heads: int, mask: Mask) -> None:
         super().__init__()
-        self.heads, self.head_size = heads, hidden // heads
+        self.heads, self.head_size, self.mask = heads, hidden // heads, mask
         self.qkv = nn.Linear(hidden, 3 * hidden)
         self.out = nn.Linear(hidden, hidden)
 
@@ -124,35 +132,38 @@ class PlainAttention(nn.Module):
             for part in self.qkv(x).split(hidden, dim=-1)
         )
         scores = q @ k.transpose(-2, -1) / self.head_size**0.5
-        ahead = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
-        probs = scores.masked_fill(ahead, float("-inf")).softmax(dim=-1)
+        probs = scores.masked_fill(self.mask(length, x.device), float("-inf")).softmax(dim=-1)
         return self.out((probs @ v).transpose(1, 2).reshape(batch, length, hidden))
 
 
 class PlainLM(nn.Module):
-    """A small GPT with learned positions and no library behind it."""
+    """A small GPT with learned positions. `mix`: a module between the embedding and the layers."""
 
-    def __init__(self, hidden: int = 96, heads: int = 3, layers: int = 2) -> None:
+    def __init__(
+        self, mask: Mask = causal, mix: nn.Module | None = None, hidden: int = 96, heads: int = 3
+    ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(VOCAB, hidden)
         self.positions = nn.Embedding(CONTEXT, hidden)
-        self.attention = nn.ModuleList(PlainAttention(hidden, heads) for _ in range(layers))
-        self.norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in range(2 * layers))
-        self.up = nn.ModuleList(nn.Linear(hidden, 2 * hidden) for _ in range(layers))
-        self.down = nn.ModuleList(nn.Linear(2 * hidden, hidden) for _ in range(layers))
+        self.mix = mix or nn.Identity()
+        self.attention = nn.ModuleList(PlainAttention(hidden, heads, mask) for _ in range(2))
+        self.norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in range(4))
+        self.up = nn.ModuleList(nn.Linear(hidden, 2 * hidden) for _ in range(2))
+        self.down = nn.ModuleList(nn.Linear(2 * hidden, hidden) for _ in range(2))
         self.head = nn.Linear(hidden, VOCAB, bias=False)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:  # [B, S] -> [B, S, V]
         x = self.tokens(input_ids) + self.positions(torch.arange(input_ids.shape[1], device=input_ids.device))
+        x = self.mix(x)
         for i, attention in enumerate(self.attention):
             x = x + attention(self.norms[2 * i](x))
             x = x + self.down[i](nn.functional.gelu(self.up[i](self.norms[2 * i + 1](x))))
         return self.head(x)
 
 
-def build_plain() -> PlainLM:
+def build_plain(mask: Mask = causal, mix: nn.Module | None = None) -> PlainLM:
     torch.manual_seed(0)
-    model = PlainLM()
+    model = PlainLM(mask, mix)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn_like(parameter) * (0.2 if parameter.ndim == 1 else 0.1))
