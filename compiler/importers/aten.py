@@ -15,7 +15,6 @@ from typing import Any
 from compiler.importers import aten_linear, aten_pointwise, aten_shape
 from compiler.importers.context import Context, torch_dtype
 from compiler.importers.refused import ImportRefused
-from compiler.importers.sizes import to_dim
 from ir.build import GraphBuilder
 from ir.dims import symbol
 from ir.graph import Arg, Graph, Scalar, Value, Weight
@@ -25,6 +24,8 @@ from ir.types import DType, Tensor
 Converter = Callable[..., Any]
 
 CONVERTERS: dict[str, Converter] = {**aten_pointwise.TABLE, **aten_shape.TABLE, **aten_linear.TABLE}
+
+SUPPORTED = frozenset(CONVERTERS)  # what an export need not decompose
 
 DROPPED = frozenset(
     {
@@ -98,13 +99,13 @@ class _Walk:
             self.found[node] = self.found[node.args[0]][node.args[1]]
             return
         if target not in CONVERTERS:
-            raise ImportRefused(f"{where(node, target, loc)}: this op cannot be imported")
+            raise ImportRefused(f"{where(node, target, loc)}: this op has no converter. Write it with others, or file the model")
         context = Context(self.build, node, loc, self.program.context, self.limits, self.constant)
-        args = [self.resolve(a, context) for a in node.args]
-        kwargs = {k: self.resolve(v, context) for k, v in node.kwargs.items()}
         try:
+            args = [self.resolve(a, context) for a in node.args]
+            kwargs = {k: self.resolve(v, context) for k, v in node.kwargs.items()}
             self.found[node] = CONVERTERS[target](context, *args, **kwargs)
-            _check_shape(node, self.found[node])
+            _check_shape(context, node, self.found[node])
         except (ImportRefused, InferError, TypeError, ValueError) as error:
             raise ImportRefused(f"{where(node, target, loc)}: {error}") from error
 
@@ -118,7 +119,7 @@ class _Walk:
             return self.found[arg]
         value = arg.meta["val"]
         if hasattr(value, "node") and type(value).__name__ == "SymInt":
-            return to_dim(value)
+            return context.dim(value)
         return context.symbolic_float(arg)
 
     def logits(self) -> Value:
@@ -143,11 +144,11 @@ def _is_symbolic_scalar(node: Any) -> bool:
     return type(node.meta.get("val")).__name__ in ("SymInt", "SymFloat", "SymBool", "int", "float", "bool")
 
 
-def _check_shape(node: Any, given: Any) -> None:
+def _check_shape(context: Context, node: Any, given: Any) -> None:
     expected = node.meta.get("val")
     pairs = zip(expected, given, strict=True) if isinstance(expected, list | tuple) else [(expected, given)]
     for fake, arg in pairs:
-        shape = tuple(to_dim(n) for n in fake.shape)
+        shape = tuple(context.dim(n) for n in fake.shape)
         if isinstance(arg, Value | Weight) and isinstance(arg.type, Tensor) and arg.type.shape != shape:
             raise ImportRefused(f"gives {list(arg.type.shape)} where torch has {list(shape)}")
         if isinstance(arg, Value | Weight) and isinstance(arg.type, Tensor):
@@ -179,4 +180,4 @@ def where(node: Any, target: str, loc: str) -> str:
     return f"{target} in {loc or 'the model'}{f' ({source})' if source else ''}"
 
 
-__all__ = ["CONVERTERS", "Arg", "Program", "import_program", "module_path"]
+__all__ = ["CONVERTERS", "SUPPORTED", "Arg", "Program", "import_program", "module_path"]

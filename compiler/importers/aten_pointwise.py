@@ -7,7 +7,6 @@ from typing import Any
 
 from compiler.importers.context import Context, torch_dtype
 from compiler.importers.refused import ImportRefused
-from compiler.importers.sizes import to_dim
 from ir.types import DType
 
 Convert = Callable[..., Any]
@@ -145,7 +144,7 @@ def _arange(c: Context, *args: Any, **_: Any) -> Any:
     """start, stop, step over an iota of the result's length."""
     start, step = (0 if len(args) == 1 else args[0]), (args[2] if len(args) > 2 else 1)
     dtype = c.out.dtype
-    counts = c.op("iota", size=to_dim(c.out.shape[0]), dtype="i32")
+    counts = c.op("iota", size=c.out.shape[0], dtype="i32")
     value = c.cast(counts, dtype)
     value = value if step == 1 else c.op("mul", value, c.operand(step, dtype))
     return value if start == 0 else c.op("add", value, c.operand(start, dtype))

@@ -7,7 +7,6 @@ from typing import Any
 
 from compiler.importers.context import Context
 from compiler.importers.refused import ImportRefused
-from compiler.importers.sizes import to_dim
 from ir.types import DType
 
 Convert = Callable[..., Any]
@@ -85,7 +84,7 @@ def _stack(c: Context, tensors: Any, axis: int = 0) -> Any:
 def _split(c: Context, x: Any, _: Any, axis: int = 0) -> Any:
     """The sizes are those of torch's results."""
     axis = c.axis(x, axis)
-    sizes = tuple(to_dim(part.shape[axis]) for part in c.node.meta["val"])
+    sizes = tuple(c.dim(part.shape[axis]) for part in c.node.meta["val"])
     return (x,) if len(sizes) == 1 else c.op("split", x, axis=axis, sizes=sizes, several=True)
 
 

@@ -65,11 +65,15 @@ class Context:
         """The result's type in torch; of several results, the first one's."""
         value = self.node.meta["val"]
         value = value[0] if isinstance(value, list | tuple) else value
-        return Tensor(torch_dtype(value.dtype), tuple(to_dim(n) for n in value.shape))
+        return Tensor(torch_dtype(value.dtype), tuple(self.dim(n) for n in value.shape))
+
+    def dim(self, size: Any) -> Dim:
+        """torch's size as the IR's."""
+        return to_dim(size, self.context)
 
     def op(self, kind: str, *args: Arg, several: bool = False, **attrs: Any) -> Any:
         """Append an op named after its module; bounds of integer values are followed."""
-        made = self.build.op(kind, *args, name=self._name(kind), loc=self.loc, several=True, **attrs)
+        made: Any = self.build.op(kind, *args, name=self._name(kind), loc=self.loc, several=True, **attrs)
         if all(self.is_constant(a) for a in args if not isinstance(a, Scalar | None)) and args:
             self.constant.update(v.name for v in made)
         limit = self._limit(kind, args, attrs)
@@ -135,7 +139,10 @@ class Context:
 
     def symbolic_float(self, node: Any) -> Value | Weight:
         """A float that Python computed from sizes (a log, a quotient) as scalar ops, so that a pass can see it."""
-        kind = _FLOAT_OPS.get(getattr(node.target, "__name__", str(node.target)))
+        name = getattr(node.target, "__name__", str(node.target))
+        if name == "sym_float":
+            return self.tensor(self._float_operand(node.args[0]), DType.F32)
+        kind = _FLOAT_OPS.get(name)
         if kind is None:
             raise ImportRefused(
                 f"a number is computed from the sequence length by {node.target}, which has no op"
@@ -148,7 +155,7 @@ class Context:
             return Scalar(float(arg))
         value = arg.meta["val"]
         if type(value).__name__ == "SymInt":
-            return self.tensor(to_dim(value), DType.F32)
+            return self.tensor(self.dim(value), DType.F32)
         return self.symbolic_float(arg)
 
     def check_rows(self, ids: Any, table: Any) -> None:
@@ -205,5 +212,4 @@ _FLOAT_OPS = {
     "sym_log": "log",
     "log": "log",
     "sqrt": "sqrt",
-    "sym_float": "add",
 }

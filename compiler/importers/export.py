@@ -44,7 +44,19 @@ def export_program(module: Any, args: tuple[Any, ...], context: int, supported: 
         except Exception as error:
             raise ImportRefused(f"torch.export cannot trace the model: {_first_lines(error)}") from error
         check_guards(program, context)
-        return program.run_decompositions(_decompositions(supported))
+        return functionalize(program, supported)
+
+
+def functionalize(program: Any, supported: frozenset[str]) -> Any:
+    """Without in-place ops, and with what is not in `supported` decomposed where torch knows how."""
+    import torch
+
+    from torch._decomp import decomposition_table
+
+    table = {**decomposition_table, **torch.export.default_decompositions()}
+    unsupported = {op: fn for op, fn in table.items() if str(op) not in supported}
+    with quiet():
+        return program.run_decompositions(unsupported)
 
 
 def check_guards(program: Any, context: int) -> None:
@@ -57,7 +69,7 @@ def check_guards(program: Any, context: int) -> None:
             continue
         raise ImportRefused(
             f"the model computes something else at some lengths: it was traced where {guard.expr}, which does not hold at "
-            f"length {failing[0]} ({guard.sloc}). Remove the dependence on the length, or lower --max-context"
+            f"length {failing[0]} ({_place(guard)}). Remove the dependence on the length, or lower --max-context"
         )
 
 
@@ -67,6 +79,11 @@ def _guards(program: Any) -> list[Any]:
         if mode is not None and mode.shape_env is not None:
             return list(mode.shape_env.guards)
     return []
+
+
+def _place(guard: Any) -> str:
+    frame = guard.sloc.framework_loc
+    return "in an unknown line" if frame is None else f"{frame.filename}, line {frame.lineno}, in {frame.name}"
 
 
 def _inside_torch(guard: Any) -> bool:
@@ -114,13 +131,6 @@ _GUARD_OPS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _decompositions(supported: frozenset[str]) -> Mapping[Any, Any]:
-    import torch
-
-    table = torch.export.default_decompositions()
-    return {op: fn for op, fn in table.items() if str(op) not in supported}
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
     """Without warnings and progress bars of torch and transformers."""
@@ -130,17 +140,16 @@ def quiet() -> Iterator[None]:
     from transformers.utils import logging as transformers_logging
 
     level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    torch_log = logging.getLogger("torch")
-    torch_level = torch_log.level
+    disabled = logging.root.manager.disable
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    torch_log.setLevel(logging.ERROR)
+    logging.disable(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        torch_log.setLevel(torch_level)
+        logging.disable(disabled)
         transformers_logging.set_verbosity(level)
         if bars:
             transformers_logging.enable_progress_bar()
@@ -149,3 +158,10 @@ def quiet() -> Iterator[None]:
 def _first_lines(error: Exception, count: int = 4) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: " + " ".join(lines[:count])
+
+
+def symbol_bounds(program: Any) -> int | None:
+    """The largest length that an exported program was made for; None where it has no bound."""
+    uppers = [r.upper for s, r in program.range_constraints.items() if str(s).startswith("s")]
+    finite = [int(u) for u in uppers if getattr(u, "is_Integer", isinstance(u, int))]
+    return min(finite, default=None)

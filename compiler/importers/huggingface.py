@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from compiler.importers.aten import CONVERTERS, import_program
+from compiler.importers.aten import SUPPORTED, import_program
 from compiler.importers.export import EXAMPLE_LENGTH, export_program, quiet
 from compiler.importers.freeze import freeze_rope
 from compiler.importers.markers import NAME, attention_markers
@@ -86,6 +86,7 @@ def import_model(
     max_context: int | None,
     source: tuple[str, str, tuple[str, ...]],
     eos: tuple[int, ...] = (),
+    bos: int | None = None,
     tokenizer_files: Mapping[str, bytes] | None = None,
 ) -> Imported:
     """The graph of a configuration, over the weights of a checkpoint."""
@@ -103,7 +104,7 @@ def import_model(
         name=name,
         vocab_size=int(graph.outputs[0].type.shape[2]),  # type: ignore[union-attr]
         max_context=context,
-        bos_token_id=next(iter(_ids(config.bos_token_id)), None),
+        bos_token_id=next(iter(_ids(config.bos_token_id)), bos),
         eos_token_ids=tuple(dict.fromkeys((*eos, *_ids(config.eos_token_id)))),
         frozen=frozen,
         source_kind=source[0],
@@ -196,7 +197,7 @@ def _export(model: Any, context: int) -> Any:
 
     device = next(model.parameters()).device
     example = tuple(torch.zeros((1, EXAMPLE_LENGTH), dtype=torch.long, device=device) for _ in range(2))
-    return export_program(Logits().eval(), example, context, frozenset(CONVERTERS))
+    return export_program(Logits().eval(), example, context, SUPPORTED)
 
 
 def _tokenizer_files(directory: Path) -> dict[str, bytes]:

@@ -1,0 +1,178 @@
+"""A GGUF file -> the IR.
+
+The `gguf` package reads and dequantises; configuration, names and the layout of each tensor (llama-like files carry query and
+key rows in another order) are transformers' own. Tensors are dequantised when they are asked for, some rows at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compiler.importers.export import quiet
+from compiler.importers.huggingface import convert_tokenizer, import_model, instantiate
+from compiler.importers.model import Imported
+from compiler.importers.refused import ImportRefused
+from compiler.weights import Array, WeightError
+from ir.types import DType, Tensor
+
+_PLAIN = {"F32": DType.F32, "F16": DType.F16, "BF16": DType.BF16, "F64": DType.F64}
+
+
+def load_gguf(path: Path, max_context: int | None = None) -> Imported:
+    """Import a GGUF file. Raises ImportRefused or WeightError."""
+    reader = _open(path)
+    config = _config(path)
+    _refuse_unread(path, reader, config)
+    weights = GgufSource(path, reader, config)
+    return import_model(
+        config,
+        weights,
+        name=path.stem,
+        max_context=max_context,
+        source=("gguf", str(path), (path.name,)),
+        eos=tuple(v for v in [_number(reader, "tokenizer.ggml.eos_token_id")] if v is not None),
+        bos=_number(reader, "tokenizer.ggml.bos_token_id"),
+        tokenizer_files=convert_tokenizer(path.parent, gguf_file=path.name),
+    )
+
+
+class GgufSource:
+    """The tensors of a GGUF file under transformers' names, in transformers' layout.
+
+    Quantised tensors are given as f32.
+    """
+
+    def __init__(self, path: Path, reader: Any, config: Any) -> None:
+        self.path = path
+        self._layout = _Layout(config, _text(reader, "general.architecture"))
+        self._tensors = _by_name(path, reader, config, self._layout)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._tensors)
+
+    def type(self, name: str) -> Tensor:
+        tensor = self._find(name)
+        shape = tuple(int(n) for n in reversed(tensor.shape))
+        moved = self._layout.shape(tensor.name, shape)
+        return Tensor(_PLAIN.get(tensor.tensor_type.name, DType.F32), moved)
+
+    def rows(self, name: str, lo: int, hi: int) -> Array:
+        tensor = self._find(name)
+        order = self._layout.row_order(tensor.name, int(tensor.shape[-1]) if len(tensor.shape) > 1 else None)
+        if order is None:
+            return self.read(name)[lo:hi]
+        if (np.diff(order[lo:hi]) == 1).all():  # contiguous rows: a view where they are not quantised
+            return self._stored(tensor, slice(int(order[lo]), int(order[lo]) + hi - lo)) if hi > lo else self.read(name)[:0]
+        return self._stored(tensor, order[lo:hi])
+
+    def read(self, name: str) -> Array:
+        tensor = self._find(name)
+        return self._layout.apply(tensor.name, self._stored(tensor, slice(None)))
+
+    def _find(self, name: str) -> Any:
+        if name not in self._tensors:
+            raise WeightError(f"{self.path}: there is no tensor for {name!r}")
+        return self._tensors[name]
+
+    def _stored(self, tensor: Any, rows: Any) -> Array:
+        """Rows as the file has them, dequantised."""
+        from gguf import dequantize
+
+        data = tensor.data[rows]
+        if tensor.tensor_type.name in _PLAIN:
+            return data.view(_PLAIN[tensor.tensor_type.name].numpy)
+        try:
+            return dequantize(data, tensor.tensor_type)
+        except (NotImplementedError, ValueError) as error:
+            raise WeightError(
+                f"{self.path}: tensor {tensor.name!r} is quantised as {tensor.tensor_type.name}, which the gguf package "
+                f"does not dequantise ({error}); requantise the model to Q8_0 or F16"
+            ) from error
+
+
+class _Layout:
+    """Where transformers' layout of an array differs from the file's: its own tensor processor, asked."""
+
+    def __init__(self, config: Any, architecture: str) -> None:
+        from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
+
+        self.processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
+
+    def apply(self, name: str, array: Array) -> Array:
+        result = self.processor.process(array, name, tensor_key_mapping={}, parsed_parameters={"tensors": {}})
+        if result.name != name:
+            raise ImportRefused(f"tensor {name!r} is stored in a layout that is taken apart by name; it cannot be imported")
+        return np.asarray(result.weights, dtype=array.dtype)
+
+    def shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return self.apply(name, np.broadcast_to(np.float32(0), shape)).shape if len(shape) > 1 else shape
+
+    def row_order(self, name: str, num_rows: int | None) -> Array | None:
+        """Which stored row each row is, found by moving row numbers; None where more than rows is changed."""
+        if num_rows is None:
+            return None
+        numbers = np.arange(num_rows, dtype=np.float64)[:, None]
+        moved = self.apply(name, numbers)
+        if moved.shape != numbers.shape or not np.array_equal(np.sort(moved, axis=0), numbers):
+            return None
+        return moved[:, 0].astype(np.int64)
+
+
+def _open(path: Path) -> Any:
+    from gguf import GGUFReader
+
+    try:
+        return GGUFReader(str(path))
+    except (ValueError, KeyError, IndexError, OSError) as error:
+        raise WeightError(f"{path}: not a GGUF file, or truncated: {error}") from error
+
+
+def _config(path: Path) -> Any:
+    from transformers import AutoConfig
+
+    with quiet():
+        try:
+            return AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
+        except (ValueError, KeyError, OSError) as error:
+            raise ImportRefused(f"{path}: transformers cannot read the model's configuration: {error}") from error
+
+
+def _by_name(path: Path, reader: Any, config: Any, layout: _Layout) -> Mapping[str, Any]:
+    """The file's tensors under the model's names. Raises ImportRefused on one that the model has no place for."""
+    from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
+
+    names = get_gguf_hf_weights_map(instantiate(config), layout.processor)
+    unknown = [t.name for t in reader.tensors if t.name not in names]
+    if unknown:
+        raise ImportRefused(
+            f"{path}: the model has no place for tensor {unknown[0]!r}, so it would not be computed as the file means it; "
+            "import the Hugging Face checkpoint that the file was made from"
+        )
+    return {names[t.name]: t for t in reader.tensors}
+
+
+def _refuse_unread(path: Path, reader: Any, config: Any) -> None:
+    """Scaled rotary embeddings are not among what transformers reads from a GGUF file."""
+    key = f"{_text(reader, 'general.architecture')}.rope.scaling.type"
+    scaling = _text(reader, key)
+    read = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if scaling not in ("", "none") and read == "default":
+        raise ImportRefused(
+            f"{path}: {key} is {scaling!r}, which transformers does not read from GGUF files; import the Hugging Face "
+            "checkpoint that the file was made from"
+        )
+
+
+def _text(reader: Any, key: str) -> str:
+    field = reader.get_field(key)
+    return "" if field is None else str(field.contents())
+
+
+def _number(reader: Any, key: str) -> int | None:
+    field = reader.get_field(key)
+    return None if field is None else int(field.contents())
