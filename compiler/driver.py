@@ -151,7 +151,7 @@ class Compile:
 
     def _pack(self, generated: cpp.Generated, imported: Imported) -> list[str]:
         self.progress.stage("pack")
-        cpp.pack(generated, weight_reader(imported), self.writer.path(WEIGHTS), self.progress.advance)
+        cpp.pack(generated, imported.weights, self.writer.path(WEIGHTS), self.progress.advance)
         return list(generated.weight_order)
 
     def _build(self) -> list[cpp.Kernel]:

@@ -85,7 +85,7 @@ def run(path: Path, workload: Workload, threads: int | None, repeats: int) -> di
     engine = runtime.load(path, threads=threads)
     load_s = time.perf_counter() - start
     rng = np.random.default_rng(workload.seed)
-    vocab_size = engine.manifest.model.vocab_size
+    vocab_size = engine.model.vocab_size
 
     def random_ids(num_tokens: int) -> list[int]:
         return [int(i) for i in rng.integers(0, vocab_size, num_tokens)]
@@ -114,6 +114,7 @@ def _run_once(engine: Any, prompts: list[list[int]], new_tokens: int) -> Times:
     tokens: list[list[float]] = [[] for _ in prompts]
     start = time.perf_counter()
     events = runtime.generate(engine, prompts, stream=True, max_new_tokens=new_tokens, ignore_eos=True)
+    assert not isinstance(events, list)
     for event in events:
         if event.token_id is not None:
             tokens[event.prompt_index].append(time.perf_counter() - start)

@@ -6,9 +6,12 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from runtime import Completion
 
 
 def command(
@@ -43,30 +46,32 @@ def command(
     import runtime
 
     text = sys.stdin.read() if prompt == "-" else prompt
-    prompts: list[Any] = [[{"role": "user", "content": text}] if chat else text]
-    loaded = runtime.load(engine, threads=threads)
-    try:
-        options = dict(
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            seed=seed,
-            stop=stop or None,
-            logprobs=logprobs,
-        )
+    sampling = runtime.Sampling(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        stop=tuple(stop or ()),
+        logprobs=logprobs,
+    )
+    with runtime.load(engine, threads=threads) as loaded:
+        request = loaded.submit([{"role": "user", "content": text}] if chat else text, sampling)
         if as_json:
-            (completion,) = runtime.generate(loaded, prompts, **options)
-            print(json.dumps(dataclasses.asdict(completion), ensure_ascii=False))
-        else:
-            _stream(runtime.generate(loaded, prompts, stream=True, **options))
-    finally:
-        loaded.close()
+            print(json.dumps(_as_json(request.result()), ensure_ascii=False))
+            return
+        for event in request:
+            sys.stdout.write(event.text)
+            sys.stdout.flush()
+        sys.stdout.write("\n")
 
 
-def _stream(pieces: Any) -> None:
-    for piece in pieces:
-        sys.stdout.write(piece.text)
-        sys.stdout.flush()
-    sys.stdout.write("\n")
+def _as_json(completion: Completion) -> dict[str, Any]:
+    """Every field of the completion; log-probabilities by name."""
+    fields = dataclasses.asdict(completion)
+    for name in ("logprobs", "prompt_logprobs"):
+        entries = getattr(completion, name)
+        if entries is not None:
+            fields[name] = [None if entry is None else entry._asdict() for entry in entries]
+    return fields
