@@ -1,0 +1,140 @@
+"""What a score is: scale * dot, softcap, ALiBi bias, and the positions where it counts at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import sympy
+
+from ir.dims import symbol
+from ir.graph import Arg, Scalar, Value
+from ir.predicates import KEY, QUERY
+from passes.masks.arithmetic import VERY_LOW
+from passes.masks.cases import Cases, Element, either
+from passes.masks.elements import HEAD, Elements
+from passes.masks.indexing import shape_of, terms_of
+from passes.masks.proof import MaskRefused
+
+LOW_BESIDE_BIAS = -1e9  # ALiBi biases reach thousands on long contexts
+
+Emit = Callable[..., Value]
+
+
+@dataclass(frozen=True)
+class Bias:
+    """ALiBi: slope[h] * (k - q), the slope a constant plus multiples of per-head symbols."""
+
+    constant: Any
+    factors: tuple[tuple[Any, Any], ...]  # (per-head symbol, factor)
+
+    def emit(self, elements: Elements, emit: Emit) -> Arg:
+        """The slopes as one operand [H]."""
+        heads = elements.sizes[HEAD]
+        total: Value | None = None
+        for head, factor in self.factors:
+            part = cast(Value, elements.per_head[head])
+            part = part if shape_of(part) == (heads,) else emit("reshape", part, shape=(heads,))
+            part = part if factor == 1 else emit("mul", part, Scalar(float(factor)))
+            total = part if total is None else emit("add", total, part)
+        if total is None:
+            return emit("full", shape=(heads,), value=float(self.constant), dtype="f32")
+        return total if self.constant == 0 else emit("add", total, Scalar(float(self.constant)))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """dot: the symbol of query times key (None: an additive mask alone). keep: where a score counts."""
+
+    dot: Any
+    scale: Any
+    softcap: Any
+    bias: Bias | None
+    keep: Any
+
+
+def read_scores(element: Element, has_dot: bool = True) -> Scores:
+    """Take a score's cases apart. Raises MaskRefused on a form that attention does not have."""
+    if not isinstance(element, Cases):  # a boolean mask
+        return Scores(None, 1, 0, None, element)
+    kept = [(leaf, guard) for leaf, guard in element.items if not _is_hidden(leaf)]
+    if not kept:
+        raise MaskRefused("the mask hides every key")
+    forms = {_without_row_terms(leaf) for leaf, _ in kept}
+    if len(forms) > 1:
+        shown = ", ".join(sorted(_show(f) for f in forms)[:4])
+        raise MaskRefused(
+            f"what is added to a score depends on positions and is neither a mask nor ALiBi: {shown}"
+        )
+    keep: Any = sympy.false
+    for _, guard in kept:
+        keep = either(keep, guard)
+    return _read_leaf(forms.pop(), keep, has_dot)
+
+
+def _is_hidden(leaf: Any) -> bool:
+    """A score so low that softmax gives it nothing, whatever the dot product (below 1e4 in size) is."""
+    constant = sum((t for t in terms_of(leaf) if not t.free_symbols), sympy.Integer(0))
+    has_positions = any(s.is_integer for s in leaf.free_symbols)
+    return bool(constant <= (LOW_BESIDE_BIAS if has_positions else VERY_LOW))
+
+
+def _without_row_terms(leaf: Any) -> Any:
+    """The leaf without what is the same for all keys of a query, which softmax takes out again."""
+    return sympy.Add(*(t for t in terms_of(leaf) if not _is_row_term(t)))
+
+
+def _is_row_term(term: Any) -> bool:
+    return all(_is_known(s) and s != KEY for s in term.free_symbols)
+
+
+def _is_known(s: Any) -> bool:
+    return bool(s.is_integer) or s.name.startswith("head")
+
+
+def _show(form: Any) -> str:
+    return str(form) if len(str(form)) < 60 else f"{str(form)[:57]}..."
+
+
+def _read_leaf(leaf: Any, keep: Any, has_dot: bool) -> Scores:
+    dots = [s for s in leaf.free_symbols if not _is_known(s)]
+    if len(dots) != (1 if has_dot else 0):
+        raise MaskRefused(f"a score is made of {len(dots)} products of queries and keys")
+    core = [t for t in terms_of(leaf) if dots and dots[0] in t.free_symbols]
+    rest = sympy.expand(leaf - sympy.Add(*core))
+    scale, softcap = _read_core(sympy.Add(*core), dots[0]) if dots else (sympy.Integer(1), sympy.Integer(0))
+    return Scores(dots[0] if dots else None, scale, softcap, _read_bias(rest), keep)
+
+
+def _read_core(core: Any, dot: Any) -> tuple[Any, Any]:
+    """(scale, softcap) of scale * dot or of c * tanh(scale * dot / c)."""
+    caps = list(cast("set[Any]", core.atoms(sympy.tanh)))
+    if not caps:
+        scale = core / dot
+        return _number(scale, "is scaled by"), sympy.Integer(0)
+    cap = _number(core / caps[0], "is capped by")
+    inner = _number(caps[0].args[0] / dot, "is scaled by")
+    return inner * cap, cap
+
+
+def _number(e: Any, what: str) -> Any:
+    e = sympy.simplify(e) if e.free_symbols else e
+    if e.free_symbols or not e.is_positive or not e.is_finite:
+        raise MaskRefused(f"a score {what} {_show(e)}, which is not a positive constant")
+    return e
+
+
+def _read_bias(rest: Any) -> Bias | None:
+    if rest == 0:
+        return None
+    slope = sympy.expand(rest.coeff(KEY, 1))
+    heads = sorted((s for s in slope.free_symbols), key=str)
+    factors = tuple((head, slope.coeff(head, 1)) for head in heads)
+    constant = slope.subs({head: 0 for head in heads})
+    again = sum((head * factor for head, factor in factors), constant) * KEY
+    left = sympy.expand(rest - again)
+    linear = all(not f.free_symbols for _, f in factors) and not constant.free_symbols
+    if not linear or left != 0 or {QUERY, KEY, symbol("S")} & set(heads):
+        raise MaskRefused(f"a score has {_show(rest)} added, which is neither a mask nor ALiBi")
+    return Bias(constant, factors)
