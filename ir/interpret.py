@@ -1,8 +1,8 @@
 """The reference interpreter: runs a graph with each op's numpy reference, slowly and obviously.
 
 Values of the types f16 and bf16 are widened before an op and rounded after it, once. With
-`float_type=np.float64` everything that the graph calls f32 is computed, and kept, in double precision; narrower
-results still round, so the outcome is what exact arithmetic between those roundings would give.
+`float_type=np.float64` everything that the graph calls f32 is computed, and kept, in double precision;
+narrower results still round, so the outcome is what exact arithmetic between those roundings would give.
 """
 
 from __future__ import annotations

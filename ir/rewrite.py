@@ -77,7 +77,8 @@ class View:
 
     def op(self, kind: str, *args: Arg, loc: str | None = None, name: str = "", **attrs: Any) -> Value:
         """Emit an op before the one being rewritten; its loc is that op's unless given."""
-        value = self.builder.op(kind, *args, loc=self.loc if loc is None else loc, name=name, **attrs)
+        loc = self.loc if loc is None else loc
+        value = self.builder.op(kind, *args, loc=loc, name=name, several=False, **attrs)
         self.record(self.builder.ops[-1])
         return value
 
@@ -123,7 +124,8 @@ def _sweep(graph: Graph, rules: Sequence[Rule]) -> tuple[Graph, Counter[str], li
     counts: Counter[str] = Counter()
     misses: list[Miss] = []
     for old in graph.ops:
-        op = replace(old, args=tuple(now.get(a.name, a) if isinstance(a, Value) else a for a in old.args))
+        args = tuple(now.get(a.name, a) if isinstance(a, Value) else a for a in old.args)
+        op = old if args == old.args else replace(old, args=args)
         view.loc = op.loc
         found = _first_match(op, rules, view, misses)
         if found is None:
@@ -133,9 +135,14 @@ def _sweep(graph: Graph, rules: Sequence[Rule]) -> tuple[Graph, Counter[str], li
         rule, values, start = found
         counts[rule.name] += 1
         now.update(_keep_names(op, values, view, start))
-    outputs = [now.get(v.name, v) for v in graph.outputs]
-    assert all(isinstance(v, Value) for v in outputs)
-    return replace(builder.graph(outputs), arena=graph.arena), counts, misses  # type: ignore[arg-type]
+    outputs = [_output(v, now.get(v.name, v), graph) for v in graph.outputs]
+    return replace(builder.graph(outputs), arena=graph.arena), counts, misses
+
+
+def _output(old: Value, new: Arg, graph: Graph) -> Value:
+    if not isinstance(new, Value) or new.type != old.type:
+        raise RuntimeError(f"a rule replaced %{old.name}, an output of graph @{graph.name}, by {new}")
+    return new
 
 
 def _first_match(
@@ -146,10 +153,10 @@ def _first_match(
             continue
         start = len(view.builder.ops)
         result = rule.apply(op, view)
-        if isinstance(result, Miss):
-            misses.append(result)
+        if result is None or isinstance(result, Miss):
+            misses.extend([result] if result is not None else [])
             del view.builder.ops[start:]
-        elif result is not None:
+        else:
             values = tuple(result) if isinstance(result, Sequence) else (result,)
             if len(values) != len(op.outs):
                 raise RuntimeError(f"rule {rule.name} gave {len(values)} values for {len(op.outs)} results")

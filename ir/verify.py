@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from typing import Any, cast
 
 from ir.build import infer
 from ir.dims import free_names
 from ir.graph import Graph, Op, Value, Weight
 from ir.ops import OPS, InferError
+from ir.ops.base import is_size
+from ir.text.expressions import CALLS
 from ir.text.printer import print_arg, print_graph, print_op, print_type
-from ir.types import KV, Tensor, Type
+from ir.types import KV, Type
 
 CONTEXT_LINES = 3
+SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+RESERVED = frozenset({"true", "false", "nan", "inf", *CALLS})
 
 
 class VerifyError(ValueError):
@@ -50,17 +55,29 @@ class _Verifier:
         self._overwritten: dict[str, Op] = {}
 
     def run(self) -> None:
+        for name, (low, high) in self._graph.dims.items():
+            if not SYMBOL.fullmatch(name) or name in RESERVED:
+                self._fail(None, f"{name!r} cannot be the name of a size")
+            if low < 0 or (high is not None and high < low):
+                self._fail(None, f"the size {name} has the bounds {low}..{high}")
         for value in self._graph.inputs:
             self._define(None, value)
         for op in self._graph.ops:
             self._operands(op)
             self._types(op)
+            self._attributes(op)
             self._state(op)
             for value in op.outs:
                 self._define(op, value)
         for value in self._graph.outputs:
             if self._defined.get(value.name) != value:
-                self._fail(None, f"output %{value.name} is not defined")
+                self._fail(
+                    None, f"output {print_arg(value)} is not defined with type {print_type(value.type)}"
+                )
+            if value.name in self._overwritten:
+                self._fail(
+                    self._overwritten[value.name], f"the output {print_arg(value)} is overwritten here"
+                )
 
     def _fail(self, op: Op | None, message: str) -> None:
         raise VerifyError(self._graph, op, message)
@@ -68,21 +85,54 @@ class _Verifier:
     def _define(self, op: Op | None, value: Value) -> None:
         if value.name in self._defined:
             self._fail(op, f"%{value.name} is defined twice")
-        for name in _symbols(value.type):
-            if name not in self._graph.dims:
-                self._fail(op, f"%{value.name} has the size {name}, which the graph gives no bounds for")
+        self._type(op, print_arg(value), value.type)
         self._defined[value.name] = value
 
+    def _type(self, op: Op | None, shown: str, type: Type) -> None:
+        if isinstance(type, KV):
+            reason = _why_not_state(type)
+            return self._fail(op, f"{shown}: {reason}") if reason else None
+        for dim in type.shape:
+            if not is_size(dim):
+                self._fail(op, f"{shown} has the size {dim}")
+            for name in free_names(dim) - self._graph.dims.keys():
+                self._fail(op, f"{shown} has the size {name}, which the graph gives no bounds for")
+        return None
+
+    def _attributes(self, op: Op) -> None:
+        """Annotations and names are what the text can hold; sizes in attributes have bounds."""
+        for name, value in op.attrs.items():
+            if not SYMBOL.fullmatch(name):
+                self._fail(op, f"{name!r} cannot be the name of an attribute")
+            for item in cast("tuple[Any, ...]", value) if isinstance(value, tuple) else (value,):
+                unbound = free_names(item) - self._graph.dims.keys() if is_size(item) else set[str]()
+                if unbound:
+                    self._fail(
+                        op, f"attribute {name} uses {min(unbound)}, which the graph gives no bounds for"
+                    )
+        places = op.attrs.get("at")
+        if places is not None and not self._are_places(op, places):
+            self._fail(
+                op, f"at={places} is not one of {len(self._graph.arena)} buffers, or -1, for each result"
+            )
+
+    def _are_places(self, op: Op, places: Any) -> bool:
+        if not isinstance(places, tuple) or len(cast("tuple[Any, ...]", places)) < len(op.outs):
+            return False
+        return all(
+            type(p) is int and -1 <= p < len(self._graph.arena) for p in cast("tuple[Any, ...]", places)
+        )
+
     def _operands(self, op: Op) -> None:
-        if "\n" in op.loc:
-            self._fail(op, "the loc holds a line break")
         for arg in op.args:
             if isinstance(arg, Value) and self._defined.get(arg.name) != arg:
                 known = self._defined.get(arg.name)
                 what = (
                     "is not defined before this op" if known is None else f"has type {print_type(known.type)}"
                 )
-                self._fail(op, f"operand %{arg.name} {what}")
+                self._fail(op, f"operand {print_arg(arg)} {what}")
+            if isinstance(arg, Weight):
+                self._type(op, print_arg(arg), arg.type)
             if isinstance(arg, Weight) and self._weights.setdefault(arg.name, arg) != arg:
                 self._fail(op, f"{print_arg(arg)} was {print_arg(self._weights[arg.name])} before")
 
@@ -112,7 +162,12 @@ def _types(types: tuple[Type, ...]) -> str:
     return ", ".join(print_type(t) for t in types)
 
 
-def _symbols(type: Type) -> Iterator[str]:
-    if isinstance(type, Tensor):
-        for dim in type.shape:
-            yield from free_names(dim)
+def _why_not_state(kv: KV) -> str:
+    """Why a KV type makes no sense; empty if it does."""
+    names = [s.name for s in kv.streams]
+    if len(set(names)) != len(names) or not all(SYMBOL.fullmatch(n) for n in names):
+        return f"the streams {names} must have names, and different ones"
+    sizes = [kv.layers, kv.block, *(n for s in kv.streams for n in (s.heads, s.head_size))]
+    if min(sizes) < 1 or kv.window == 0:
+        return "layers, block, window, heads and head sizes are at least 1"
+    return ""

@@ -5,7 +5,7 @@ Letters as in docs/ir.md: T tokens, R requests, H query heads, G key/value heads
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -153,6 +153,10 @@ def _mask_of(call: RefCall, q: Any, k: Any, tables: Any) -> Any:
     return evaluate_grid(call.attrs["mask"], q[:, None], k[None, :], tables)
 
 
+def _positions(first: int, last: int) -> Array:
+    return np.asarray(cast(Any, np.arange(first, last)))
+
+
 def _slope_bias(slopes: Array | None, q: Any, k: Any) -> Any:
     """ALiBi (arXiv 2108.12409): slopes [H] times the distance, [H, S, N]."""
     return 0.0 if slopes is None else slopes[:, None, None] * (k[None, :] - q[:, None])
@@ -160,7 +164,7 @@ def _slope_bias(slopes: Array | None, q: Any, k: Any) -> Any:
 
 def _attention_reference(call: RefCall) -> tuple[Array]:
     q, k, v, mask, sinks, slopes = (call.arg(i) for i in range(6))
-    positions: Array = np.arange(q.shape[2])
+    positions = _positions(0, q.shape[2])
     keep: Any = True
     bias = _slope_bias(slopes, positions, positions)
     if mask is not None:
@@ -193,9 +197,9 @@ def _paged_attention_reference(call: RefCall) -> tuple[Array]:
             raise ValueError(f"request {r} has {last - first} tokens in the step but {total} in the cache")
         blocks = table[r, : -(-total // k_all.shape[1])]
         k, v = (a[blocks].reshape(-1, *a.shape[2:])[:total].transpose(1, 0, 2) for a in (k_all, v_all))
-        positions: Array = np.arange(total - (last - first), total)
-        keep = _mask_of(call, positions, np.arange(total), call.args[7:])
-        bias = _slope_bias(slopes, positions, np.arange(total))
+        positions = _positions(total - (last - first), total)
+        keep = _mask_of(call, positions, _positions(0, total), call.args[7:])
+        bias = _slope_bias(slopes, positions, _positions(0, total))
         rows = q[first:last].transpose(1, 0, 2)
         out[first:last] = attend(rows, k, v, keep, bias, sinks, call.attrs["scale"], call.attrs["softcap"])
     return (out,)

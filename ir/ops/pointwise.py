@@ -94,8 +94,8 @@ def _cast_reference(call: RefCall) -> tuple[Array]:
 
 def _where_reference(call: RefCall) -> tuple[Array]:
     cond, x, y = call.args
-    chosen: Any = np.where(cond, x, y)
-    return (np.asarray(chosen, dtype=_array_type((x, y))),)
+    chosen = cast(Any, np.where(cond, x, y))
+    return (chosen.astype(_array_type((x, y))),)
 
 
 def _clamp_reference(call: RefCall) -> tuple[Array]:

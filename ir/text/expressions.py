@@ -15,9 +15,12 @@ CALLS: dict[str, Any] = {
 }  # fmt: skip
 
 
+ARITY = {"ceildiv": (2, 2), "mod": (2, 2), "min": (2, 99), "max": (2, 99), "Table": (3, 3)}
+
+
 def expression(e: Any) -> str:
     """The text of an int or expression."""
-    if isinstance(e, int) or isinstance(e, sympy.Integer | sympy.Symbol):
+    if isinstance(e, int | sympy.Integer | sympy.Symbol):
         return str(e)
     if e in (sympy.true, sympy.false):
         return "true" if e == sympy.true else "false"

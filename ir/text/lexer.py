@@ -9,17 +9,17 @@ from dataclasses import dataclass
 _PATTERN = re.compile(
     r"""(?P<space>[ \t\r]+)
       | (?P<newline>\n)
-      | (?P<loc>//\ [^\n]*$)
       | (?P<float>-?(?:\d+\.\d+(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|inf\b)|nan\b)
       | (?P<int>\d+)
-      | (?P<value>%[A-Za-z0-9_][A-Za-z0-9_.]*)
+      | (?P<value>%(?:[A-Za-z0-9_][A-Za-z0-9_.]*|"(?:[^"\\\n]|\\.)*"))
       | (?P<weight>@(?:[A-Za-z0-9_][A-Za-z0-9_.]*|"(?:[^"\\\n]|\\.)*"))
       | (?P<string>"(?:[^"\\\n]|\\.)*")
       | (?P<name>[A-Za-z_][A-Za-z0-9_]*)
       | (?P<sign>\.\.|//|<=|>=|==|!=|[-+*<>=&|~(){}\[\],:;])
     """,
-    re.VERBOSE | re.MULTILINE,
+    re.VERBOSE | re.ASCII,
 )
+_LOC = re.compile(r"// ([^\n]*)")
 
 
 class ParseError(ValueError):
@@ -38,15 +38,21 @@ class Token:
 
 
 def tokens(text: str) -> Iterator[Token]:
-    """The tokens of a text, then one of kind "end". Raises ParseError at a character that starts none."""
-    position, line, line_start = 0, 1, 0
+    """The tokens of a text, then one of kind "end". Raises ParseError at a character that starts none.
+
+    `// ` starts a loc after an op, which is inside one bracket, the graph's; deeper it is a division.
+    """
+    position, line, line_start, depth = 0, 1, 0, 0
     while position < len(text):
-        match = _PATTERN.match(text, position)
+        at_op = depth == 1 and text.startswith("// ", position)  # inside brackets // divides
+        match = (_LOC if at_op else _PATTERN).match(text, position)
         if match is None:
             raise Token("", "", line, position - line_start + 1).fail(
                 f"unexpected character {text[position]!r}"
             )
-        kind = str(match.lastgroup)
+        kind = "loc" if at_op else str(match.lastgroup)
+        depth += match.group() in ("(", "[", "{")
+        depth -= match.group() in (")", "]", "}")
         if kind != "space" and kind != "newline":
             yield Token(kind, match.group(), line, position - line_start + 1)
         position = match.end()

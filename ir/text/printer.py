@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import re
-from typing import Any
+from typing import Any, cast
 
 from ir.dims import Bounds
 from ir.graph import Arg, Graph, Op, Scalar, Value
@@ -64,11 +63,11 @@ def print_attr(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else str(value)
+        return float.__repr__(value)
     if isinstance(value, str):
         return json.dumps(str(value))
     if isinstance(value, tuple | list):
-        return f"[{', '.join(print_attr(v) for v in value)}]"
+        return f"[{', '.join(print_attr(v) for v in cast('tuple[Any, ...]', value))}]"
     return expression(value)
 
 
@@ -77,7 +76,7 @@ def _declare(value: Value) -> str:
 
 
 def _value(value: Value) -> str:
-    return f"%{value.name}"
+    return f"%{_name(value.name)}"
 
 
 def _name(name: str) -> str:
