@@ -1,0 +1,74 @@
+"""The C++ target: `generate` source from a lowered graph, `pack` its weights, `build` shared libraries.
+
+`generate` needs a graph in the paged form whose memory is planned; nothing here needs the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from codegen.cpp.build import DEFAULT_LEVELS, LEVELS, BuildError, Kernel, build_levels, compiler_version
+from codegen.cpp.context import CodegenError, Context, shape_of
+from codegen.cpp.forward import print_forward
+from codegen.cpp.pack import pack_weights
+from codegen.cpp.weights import PackedWeight, Reader
+from ir.graph import Graph
+from passes.plan_memory import linear_form
+
+INCLUDE = Path(__file__).parent / "include"
+Report = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Generated:
+    """sources: file name -> text. weight_order: what `weights[i]` of the C ABI points at. plan: plan.json."""
+
+    graph: Graph
+    sources: dict[str, str]
+    weight_order: list[PackedWeight]
+    plan: dict[str, Any]
+
+
+def _silent(done: int, total: int) -> None:
+    pass
+
+
+def generate(graph: Graph) -> Generated:
+    """Source, weight order and memory plan. Raises CodegenError naming an op that has no kernel, and its loc."""
+    ctx = Context.of(graph)
+    text = print_forward(ctx)
+    sources = {"forward.cpp": text} | {p.name: p.read_text() for p in sorted(INCLUDE.glob("*.h"))}
+    return Generated(graph, sources, list(ctx.weights.found.values()), arena_plan(graph))
+
+
+def arena_plan(graph: Graph) -> dict[str, Any]:
+    """Bytes of the arena as a linear form, as docs/artifact.md describes plan.json."""
+    total = {"T": 0, "R": 0, "Q": 0, "": 0}
+    for dim in graph.arena:
+        for name, count in linear_form(dim).items():
+            total[name] += count
+    return {"arena": total, "max_logits_width": int(cast(Any, shape_of(graph.outputs[0])[-1]))}
+
+
+def pack(generated: Generated, reader: Reader, path: Path, progress: Report = _silent) -> None:
+    """Write the packed weights. progress(done, total) counts bytes."""
+    pack_weights(generated.graph, generated.weight_order, reader, path, progress)
+
+
+def write_sources(generated: Generated, directory: Path) -> None:
+    for name, text in generated.sources.items():
+        (directory / name).write_text(text)
+
+
+def build(directory: Path, levels: Sequence[str] = DEFAULT_LEVELS, progress: Report = _silent) -> list[Kernel]:
+    """Build the sources in a directory for each ISA level. Raises BuildError with the compiler's message."""
+    return build_levels(directory, levels, progress)
+
+
+__all__ = [
+    "DEFAULT_LEVELS", "LEVELS", "BuildError", "CodegenError", "Generated", "Kernel", "PackedWeight", "Reader",
+    "build", "compiler_version", "generate", "pack", "write_sources",
+]  # fmt: skip

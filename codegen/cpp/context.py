@@ -1,0 +1,120 @@
+"""What kernel printers see: where values lie, how pointers and row strides are spelled, which weights are used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import cast
+
+from codegen.cpp.masks import mask_struct
+from codegen.cpp.spelling import CTYPES, identifier, size
+from codegen.cpp.weights import WeightTable
+from ir.dims import Dim, product
+from ir.graph import Arg, Graph, Op, Scalar, Value, Weight
+from ir.types import KV, DType, Tensor
+from passes.places import Place, constants, places
+
+STEP_INPUTS = ("ids", "pos", "lens", "starts", "rows")
+
+
+class CodegenError(ValueError):
+    """A lowered graph that the target cannot run. The message names the op and where it came from."""
+
+
+@dataclass
+class Context:
+    graph: Graph
+    weights: WeightTable
+    places: dict[str, Place]
+    fixed: frozenset[str]
+    identifiers: dict[str, str]
+    kv_group: dict[str, int]  # KV value name -> group
+    functions: dict[str, str] = field(default_factory=dict[str, str])  # text -> name
+    structs: dict[str, str] = field(default_factory=dict[str, str])
+
+    @staticmethod
+    def of(graph: Graph) -> Context:
+        found = places(graph)
+        return Context(graph, WeightTable(graph), found, constants(graph), _identifiers(graph), _kv_groups(graph))
+
+    def is_constant(self, arg: Arg) -> bool:
+        return isinstance(arg, Weight) or (isinstance(arg, Value) and arg.name in self.fixed)
+
+    def weight(self, arg: Value | Weight, layout: str = "plain") -> str:
+        """Pointer to a packed array."""
+        index = self.weights.use(arg, layout)
+        dtype = list(self.weights.found.values())[index].dtype
+        return f"weight<{CTYPES[dtype]}>(weights, {index})"
+
+    def pointer(self, arg: Arg) -> str:
+        """Pointer to an operand's first element, or nullptr for one that is absent."""
+        if arg is None:
+            return "nullptr"
+        assert not isinstance(arg, Scalar)
+        if self.is_constant(arg):
+            return self.weight(arg)
+        place = self.places[arg.name]
+        offset = "" if place.offset == 0 else f" + {size(place.offset)}"
+        return self.identifiers[place.root] + offset
+
+    def ld(self, arg: Arg) -> str:
+        """Elements from one row of an operand to the next."""
+        if arg is None:
+            return "0"
+        assert isinstance(arg, Value | Weight)
+        return str(product(shape_of(arg)[1:])) if self.is_constant(arg) else size(self.places[arg.name].ld)
+
+    def is_contiguous(self, arg: Value) -> bool:
+        return self.is_constant(arg) or self.places[arg.name].ld == product(shape_of(arg)[1:])
+
+    def function(self, text: str, stem: str) -> str:
+        """The name of a generated function; equal texts are one function."""
+        if text not in self.functions:
+            self.functions[text] = f"{stem}_{len(self.functions)}"
+        return self.functions[text]
+
+    def mask(self, predicate: object, columns: tuple[int, ...]) -> str:
+        text = mask_struct("NAME", predicate, columns)
+        if text not in self.structs:
+            self.structs[text] = f"Mask{len(self.structs)}"
+        return self.structs[text]
+
+
+def type_of(arg: Arg) -> Tensor:
+    assert isinstance(arg, Value | Weight) and isinstance(arg.type, Tensor)
+    return arg.type
+
+
+def shape_of(arg: Arg) -> tuple[Dim, ...]:
+    return type_of(arg).shape
+
+
+def dtype_of(arg: Arg) -> DType:
+    return type_of(arg).dtype
+
+
+def refuse(op: Op, reason: str) -> CodegenError:
+    where = f" ({op.loc})" if op.loc else ""
+    return CodegenError(f"no C++ kernel for {op.kind}{where}: {reason}")
+
+
+def _identifiers(graph: Graph) -> dict[str, str]:
+    """A C++ identifier for each value, all different."""
+    found: dict[str, str] = {}
+    used: set[str] = set()
+    for value in (*graph.inputs, *(o for op in graph.ops for o in op.outs)):
+        base = name = identifier(value.name)
+        while name in used:
+            name = f"{base}_{len(used)}"
+        used.add(name)
+        found[value.name] = name
+    return found
+
+
+def _kv_groups(graph: Graph) -> dict[str, int]:
+    """The KV group of every state: groups are numbered in order of the graph's inputs."""
+    states = [v for v in graph.inputs if isinstance(v.type, KV)]
+    found = {v.name: index for index, v in enumerate(states)}
+    for op in graph.ops:
+        if op.kind == "kv_write":
+            found[op.out.name] = found[cast(Value, op.args[0]).name]
+    return found

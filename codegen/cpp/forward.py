@@ -1,0 +1,219 @@
+"""Prints forward.cpp: one readable `forward()` that every thread runs, a comment above each kernel with its op."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import cast
+
+from codegen.cpp.context import STEP_INPUTS, CodegenError, Context, refuse, shape_of, type_of
+from codegen.cpp.kernels import KERNELS, block_bytes
+from codegen.cpp.pointwise import Group, NoKernel, Operand, key, operand_strides, print_group
+from codegen.cpp.spelling import CTYPES, comment, size
+from ir.graph import Graph, Op, Value, Weight
+from ir.text import print_op
+from ir.types import KV, Tensor
+from passes.group_pointwise import groupable
+from passes.plan_memory import Kernel, external, internal, kernels, logits_root, scratch_bytes
+
+HEADERS = ("attention.h", "epilogue.h", "linear.h", "pointwise.h", "rows.h")
+SHARING = ("linear", "paged_attention")  # kernels whose threads draw their work from a counter
+
+
+@dataclass
+class Order:
+    """Decides where threads have to meet: before a kernel that touches what an earlier one wrote, or writes what it
+    read; and after two kernels with work counters, which are reused in turn."""
+
+    written: set[str] = field(default_factory=set[str])
+    read: set[str] = field(default_factory=set[str])
+    counters: int = 0
+
+    def needs_barrier(self, reads: set[str], writes: set[str], sharing: bool) -> bool:
+        meets = bool(reads & self.written or writes & (self.written | self.read) or (sharing and self.counters == 2))
+        if meets:
+            self.written, self.read, self.counters = set(), set(), 0
+        self.written |= writes
+        self.read |= reads
+        self.counters += sharing
+        return meets
+
+
+def print_forward(ctx: Context) -> str:
+    """The whole source file. Raises CodegenError where an op has no kernel."""
+    graph = ctx.graph
+    if not isinstance(graph.outputs[0].type, Tensor):
+        raise CodegenError(f"graph @{graph.name}: the first output must be the logits")
+    body = _body(ctx)
+    parts = [
+        comment(f"The compiled forward pass of @{graph.name}; generated, do not edit."),
+        "".join(f'#include "{h}"\n' for h in HEADERS) + '#include "abi.h"',
+        "namespace octavo {",
+        _constants(ctx),
+        *(text.replace("NAME", name, 1) for text, name in ctx.structs.items()),
+        *(f"inline {text.replace('NAME', name, 1)}" for text, name in ctx.functions.items()),
+        "void forward(Thread& th, const octavo_step& s, const void* const* weights) {\n" + body + "}",
+        "}  // namespace octavo",
+        '#include "engine.h"\n',
+    ]
+    return "\n\n".join(parts)
+
+
+def _constants(ctx: Context) -> str:
+    states = [cast(KV, v.type) for v in ctx.graph.inputs if isinstance(v.type, KV)]
+    sizes = ", ".join(str(block_bytes(kv)) for kv in states)
+    return (
+        f"constexpr int64_t BLOCK_BYTES[] = {{{sizes}}};\n"
+        f"constexpr int32_t NUM_WEIGHTS = {len(ctx.weights.found)};\n"
+        f"constexpr int64_t VOCAB_SIZE = {shape_of(ctx.graph.outputs[0])[-1]};\n\n"
+        "template <class T>\n"
+        "INLINE const T* weight(const void* const* weights, int index) { return static_cast<const T*>(weights[index]); }"
+    )
+
+
+def _body(ctx: Context) -> str:
+    graph = ctx.graph
+    lines = [
+        "  const int64_t T = s.num_tokens, R = s.num_requests, Q = s.num_rows;",
+        "  (void)T, (void)R, (void)Q;",
+        *_inputs(ctx),
+        *_buffers(graph),
+    ]
+    declared: set[str] = set()
+    order = Order()
+    outside = external(graph)
+    for kernel in kernels(graph):
+        inside = internal(graph, kernel)
+        statements = _kernel(ctx, kernel, inside)
+        reads, writes = _touches(ctx, kernel, inside, outside)
+        if order.needs_barrier(reads, writes, kernel.ops[0].kind in SHARING):
+            lines.append("  th.sync();")
+        lines += [""] + [f"  {comment(_describe(op))}" for op in kernel.ops]
+        lines += _declare(ctx, kernel, inside, declared)
+        lines += [f"  {line}" for line in statements]
+    lines += _deliver(ctx)
+    return "\n".join(lines) + "\n"
+
+
+def _describe(op: Op) -> str:
+    shown = {k: v for k, v in op.attrs.items() if k not in ("at", "group")}
+    return print_op(Op(op.kind, op.args, shown, op.outs, op.loc)).strip()
+
+
+def _inputs(ctx: Context) -> list[str]:
+    """Names for the step's arrays."""
+    lines: list[str] = []
+    read = {v.name for op in ctx.graph.ops for v in op.values}
+    for value in ctx.graph.inputs:
+        if isinstance(value.type, KV) or value.name not in read:
+            continue
+        name = value.name.rstrip("0123456789")
+        group = value.name[len(name) :]
+        if value.name in STEP_INPUTS:
+            source = f"s.{value.name}"
+        elif name in ("slots", "table") and group:
+            source = f"s.groups[{group}].{name}"
+        else:
+            raise CodegenError(f"graph @{ctx.graph.name}: the step has no input %{value.name}")
+        lines.append(f"  [[maybe_unused]] const int32_t* {ctx.identifiers[value.name]} = {source};")
+    return lines
+
+
+def _buffers(graph: Graph) -> list[str]:
+    """The arena's buffers, one after the other; sizes are for T, R and Q rounded up to 16."""
+    lines = ["  const auto up = [](int64_t n) { return (n + 15) / 16 * 16; };", "  char* arena = (char*)s.arena;"]
+    for index, dim in enumerate(graph.arena):
+        text = "".join(f"up({c})" if c in "TRQ" else c for c in size(dim))
+        lines.append(f"  char* b{index} = arena;")
+        lines.append(f"  arena += {text};")
+    return lines
+
+
+def _declare(ctx: Context, kernel: Kernel, inside: set[str], declared: set[str]) -> list[str]:
+    """Pointers to what the kernel writes."""
+    lines: list[str] = []
+    logits = logits_root(ctx.graph)
+    for op in kernel.ops:
+        at = op.attr("at")
+        for index, out in enumerate(op.outs):
+            owns = out.name in ctx.places and ctx.places[out.name].root == out.name
+            if not owns or out.name in inside or out.name in declared:
+                continue
+            declared.add(out.name)
+            kind = CTYPES[type_of(out).dtype]
+            source = "s.logits" if out.name == logits else f"({kind}*)b{at[index]}"
+            lines.append(f"  {kind}* {ctx.identifiers[out.name]} = {source};")
+        if scratch_bytes(op) != 0:
+            lines.append(f"  float* {ctx.identifiers[op.out.name]}_scratch = (float*)b{at[-1]};")
+    return lines
+
+
+def _touches(ctx: Context, kernel: Kernel, inside: set[str], outside: set[str]) -> tuple[set[str], set[str]]:
+    """Names of the memory that a kernel reads and writes: buffers, KV groups, the caller's arrays."""
+    buffer = {o.name: op.attr("at")[i] for op in ctx.graph.ops for i, o in enumerate(op.outs)}
+
+    def memory(value: Value) -> str | None:
+        if isinstance(value.type, KV):
+            return f"kv{ctx.kv_group[value.name]}"
+        if value.name in inside or value.name not in ctx.places:
+            return None
+        root = ctx.places[value.name].root
+        return f"%{root}" if root in outside else f"b{buffer[root]}"
+
+    made = {o.name for op in kernel.ops for o in op.outs}
+    reads = {memory(v) for op in kernel.ops for v in op.values if v.name not in made}
+    writes = {memory(o) for op in kernel.ops for o in op.outs}
+    writes |= {f"b{op.attr('at')[-1]}" for op in kernel.ops if scratch_bytes(op) != 0}
+    return {m for m in reads if m}, {m for m in writes if m}
+
+
+def _kernel(ctx: Context, kernel: Kernel, inside: set[str]) -> list[str]:
+    op = kernel.ops[0]
+    try:
+        if groupable(op, ctx.fixed):
+            return _pointwise(ctx, kernel, inside)
+        if op.kind not in KERNELS:
+            raise refuse(op, "the target has none for this kind")
+        return KERNELS[op.kind](ctx, op)
+    except (NoKernel, ValueError, KeyError) as error:
+        if isinstance(error, CodegenError):
+            raise CodegenError(f"{error}\n  {_describe(op)}") from None
+        raise CodegenError(f"{refuse(op, str(error))}\n  {_describe(op)}") from error
+
+
+def _pointwise(ctx: Context, kernel: Kernel, inside: set[str]) -> list[str]:
+    shape = shape_of(kernel.ops[0].out)
+    inputs: dict[str, Operand] = {}
+    outputs: dict[str, Operand] = {}
+    made = {o.name for op in kernel.ops for o in op.outs}
+    for op in kernel.ops:
+        for arg in op.args:
+            if isinstance(arg, Weight) or (isinstance(arg, Value) and arg.name not in made):
+                inputs.setdefault(key(arg), _operand(ctx, arg, shape))
+        if op.out.name not in inside:
+            outputs[key(op.out)] = _operand(ctx, op.out, shape)
+    text, args = print_group(Group(kernel.ops, shape, inputs, outputs))
+    return [f"{ctx.function(text, 'pointwise')}({', '.join(args)});"]
+
+
+def _operand(ctx: Context, arg: Value | Weight, shape: tuple[object, ...]) -> Operand:
+    type_ = type_of(arg)
+    pointer = ctx.pointer(arg)
+    if ctx.is_constant(arg):
+        packed = ctx.weights.get(arg, "plain")
+        assert packed is not None
+        type_ = Tensor(packed.dtype, type_.shape)
+    first, strides = operand_strides(type_, cast("tuple[int, ...]", shape), ctx.ld(arg))
+    return Operand(type_, pointer, first, strides)
+
+
+def _deliver(ctx: Context) -> list[str]:
+    """Copy the logits to the caller where no kernel could write them there."""
+    if logits_root(ctx.graph) is not None:
+        return []
+    out = ctx.graph.outputs[0]
+    width = shape_of(out)[-1]
+    rows = size(shape_of(out)[0])
+    return [
+        "  th.sync();",
+        f"  copy_parts(th, {ctx.pointer(out)}, {ctx.ld(out)}, 0, s.logits, {width}, 0, {rows}, 1, {width});",
+    ]

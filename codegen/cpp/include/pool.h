@@ -1,0 +1,155 @@
+// Threads that run one step together: every thread runs the same function over its share and meets the others at
+// barriers. Waiting spins for some tens of microseconds, then sleeps: the cores are shared, and endless spinning
+// would keep the thread that is waited for off its core.
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "isa.h"
+
+namespace octavo {
+
+// A counter that threads wait on.
+class Gate {
+ public:
+  uint32_t now() const { return value_.load(std::memory_order_acquire); }
+
+  void open() {
+    value_.fetch_add(1);
+    if (sleepers_.load() > 0) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      wake_.notify_all();
+    }
+  }
+
+  // Returns once the counter has left `seen`.
+  void wait(uint32_t seen) {
+    if (spin(seen)) return;
+    sleepers_.fetch_add(1);
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      wake_.wait(lock, [&] { return value_.load() != seen; });
+    }
+    sleepers_.fetch_sub(1);
+  }
+
+ private:
+  static constexpr int64_t SPIN_NS = 50000;
+
+  bool spin(uint32_t seen) const {
+    auto start = std::chrono::steady_clock::now();
+    for (;;) {
+      for (int i = 0; i < 64; i++) {
+        if (now() != seen) return true;
+        pause();
+      }
+      auto waited = std::chrono::steady_clock::now() - start;
+      if (std::chrono::duration_cast<std::chrono::nanoseconds>(waited).count() > SPIN_NS) return false;
+    }
+  }
+
+  alignas(64) std::atomic<uint32_t> value_{0};
+  alignas(64) std::atomic<int> sleepers_{0};
+  std::mutex mutex_;
+  std::condition_variable wake_;
+};
+
+class Pool;
+
+// One thread's view of a step.
+struct Thread {
+  Pool* pool;
+  int id;     // 0 .. count - 1
+  int count;  // threads in the pool
+  int ticket = 0;  // kernels with shared work counters started so far; the same in every thread
+
+  // Waits until every thread is here; what they wrote before is visible after.
+  void sync();
+
+  // This thread's part of n equal things: [first, last).
+  int64_t first(int64_t n) const { return n * id / count; }
+  int64_t last(int64_t n) const { return n * (id + 1) / count; }
+
+  // Calls f(i) for the i in 0..n-1 that this thread draws; each is drawn by one thread.
+  template <class Fn>
+  void share(int64_t n, Fn f);
+};
+
+class Pool {
+ public:
+  static constexpr int TICKETS = 4;  // work counters in rotation; a barrier lies between two uses of one
+
+  explicit Pool(int count) : count_(count < 1 ? 1 : count) {
+    for (int id = 1; id < count_; id++) workers_.emplace_back([this, id] { work(id); });
+  }
+
+  ~Pool() {
+    stop_ = true;
+    start_.open();
+    for (auto& w : workers_) w.join();
+  }
+
+  int count() const { return count_; }
+
+  // Runs job on every thread, the caller's included, and returns when all are done.
+  void run(const std::function<void(Thread&)>& job) {
+    job_ = &job;
+    for (auto& c : counters_) c.value = 0;
+    start_.open();
+    play(0);
+  }
+
+  void barrier() {
+    if (count_ == 1) return;
+    uint32_t seen = phase_.now();
+    if (arrived_.fetch_add(1) + 1 < count_) return phase_.wait(seen);
+    arrived_.store(0);
+    phase_.open();
+  }
+
+  std::atomic<int64_t>& counter(int ticket) { return counters_[ticket % TICKETS].value; }
+
+ private:
+  struct alignas(64) Counter { std::atomic<int64_t> value{0}; };
+
+  void play(int id) {
+    FloatState same;
+    Thread thread{this, id, count_};
+    (*job_)(thread);
+    barrier();
+  }
+
+  void work(int id) {
+    for (uint32_t seen = 0;; seen++) {
+      start_.wait(seen);
+      if (stop_) return;
+      play(id);
+    }
+  }
+
+  const int count_;
+  const std::function<void(Thread&)>* job_ = nullptr;
+  std::atomic<bool> stop_{false};
+  Gate start_, phase_;
+  alignas(64) std::atomic<int> arrived_{0};
+  Counter counters_[TICKETS];
+  std::vector<std::thread> workers_;
+};
+
+inline void Thread::sync() { pool->barrier(); }
+
+template <class Fn>
+void Thread::share(int64_t n, Fn f) {
+  auto& counter = pool->counter(ticket);
+  // The counter used next but one is free: every thread has passed the barrier after its last use.
+  if (id == 0) pool->counter(ticket + 2) = 0;
+  ticket++;
+  for (int64_t i; (i = counter.fetch_add(1, std::memory_order_relaxed)) < n;) f(i);
+}
+
+}  // namespace octavo
