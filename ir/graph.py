@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -88,8 +89,10 @@ class Op:
 
 def canonical(value: Any) -> Attr:
     """An attribute as its text reads back."""
-    if isinstance(value, bool | int | str) or type(value) is float:
+    if isinstance(value, bool | int | str):
         return value
+    if isinstance(value, float):
+        return float(value) if value == value else math.nan  # the one NaN object: identical, so equal
     if isinstance(value, list | tuple):
         return tuple(canonical(item) for item in cast("tuple[Any, ...]", value))
     if isinstance(value, BooleanAtom):

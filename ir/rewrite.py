@@ -7,7 +7,7 @@ result keeps that result's name, so that runs before and after a pass can be com
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -99,8 +99,10 @@ def rewrite(graph: Graph, rules: Sequence[Rule], max_sweeps: int = 10) -> Rewrit
     Raises RuntimeError if the rules still change the graph after max_sweeps.
     """
     counts: Counter[str] = Counter()
+    taken: set[str] = set()  # a name that was dropped is not given to another value
     for _ in range(max_sweeps):
-        graph, found, misses = _sweep(graph, rules)
+        taken.update(out.name for op in graph.ops for out in op.outs)
+        graph, found, misses = _sweep(graph, rules, taken)
         counts.update(found)
         if not found:
             return Rewritten(graph, dict(counts), tuple(misses))
@@ -114,11 +116,12 @@ def count_uses(graph: Graph) -> Counter[str]:
     return uses
 
 
-def _sweep(graph: Graph, rules: Sequence[Rule]) -> tuple[Graph, Counter[str], list[Miss]]:
+def _sweep(
+    graph: Graph, rules: Sequence[Rule], taken: Iterable[str]
+) -> tuple[Graph, Counter[str], list[Miss]]:
     builder = GraphBuilder(graph.name, graph.dims, graph.inputs)
-    for op in graph.ops:
-        for out in op.outs:
-            builder.reserve(out.name)
+    for name in taken:
+        builder.reserve(name)
     view = View(builder, count_uses(graph))
     now: dict[str, Arg] = {}
     counts: Counter[str] = Counter()

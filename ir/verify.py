@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from ir.build import infer
 from ir.dims import free_names
@@ -55,11 +55,7 @@ class _Verifier:
         self._overwritten: dict[str, Op] = {}
 
     def run(self) -> None:
-        for name, (low, high) in self._graph.dims.items():
-            if not SYMBOL.fullmatch(name) or name in RESERVED:
-                self._fail(None, f"{name!r} cannot be the name of a size")
-            if low < 0 or (high is not None and high < low):
-                self._fail(None, f"the size {name} has the bounds {low}..{high}")
+        self._bounds()
         for value in self._graph.inputs:
             self._define(None, value)
         for op in self._graph.ops:
@@ -69,18 +65,25 @@ class _Verifier:
             self._state(op)
             for value in op.outs:
                 self._define(op, value)
-        for value in self._graph.outputs:
-            if self._defined.get(value.name) != value:
-                self._fail(
-                    None, f"output {print_arg(value)} is not defined with type {print_type(value.type)}"
-                )
-            if value.name in self._overwritten:
-                self._fail(
-                    self._overwritten[value.name], f"the output {print_arg(value)} is overwritten here"
-                )
+        self._outputs()
 
-    def _fail(self, op: Op | None, message: str) -> None:
+    def _fail(self, op: Op | None, message: str) -> NoReturn:
         raise VerifyError(self._graph, op, message)
+
+    def _bounds(self) -> None:
+        for name, (low, high) in self._graph.dims.items():
+            if not SYMBOL.fullmatch(name) or name in RESERVED:
+                self._fail(None, f"{name!r} cannot be the name of a size")
+            if low < 0 or (high is not None and high < low):
+                self._fail(None, f"the size {name} has the bounds {low}..{high}")
+
+    def _outputs(self) -> None:
+        for value in self._graph.outputs:
+            shown = print_arg(value)
+            if self._defined.get(value.name) != value:
+                self._fail(None, f"output {shown} is not defined with type {print_type(value.type)}")
+            if value.name in self._overwritten:
+                self._fail(self._overwritten[value.name], f"the output {shown} is overwritten here")
 
     def _define(self, op: Op | None, value: Value) -> None:
         if value.name in self._defined:
@@ -91,13 +94,14 @@ class _Verifier:
     def _type(self, op: Op | None, shown: str, type: Type) -> None:
         if isinstance(type, KV):
             reason = _why_not_state(type)
-            return self._fail(op, f"{shown}: {reason}") if reason else None
+            if reason:
+                self._fail(op, f"{shown}: {reason}")
+            return
         for dim in type.shape:
             if not is_size(dim):
                 self._fail(op, f"{shown} has the size {dim}")
             for name in free_names(dim) - self._graph.dims.keys():
                 self._fail(op, f"{shown} has the size {name}, which the graph gives no bounds for")
-        return None
 
     def _attributes(self, op: Op) -> None:
         """Annotations and names are what the text can hold; sizes in attributes have bounds."""
@@ -107,21 +111,16 @@ class _Verifier:
             for item in cast("tuple[Any, ...]", value) if isinstance(value, tuple) else (value,):
                 unbound = free_names(item) - self._graph.dims.keys() if is_size(item) else set[str]()
                 if unbound:
-                    self._fail(
-                        op, f"attribute {name} uses {min(unbound)}, which the graph gives no bounds for"
-                    )
+                    self._fail(op, f"attribute {name}: the graph gives no bounds for {min(unbound)}")
         places = op.attrs.get("at")
         if places is not None and not self._are_places(op, places):
-            self._fail(
-                op, f"at={places} is not one of {len(self._graph.arena)} buffers, or -1, for each result"
-            )
+            count = len(self._graph.arena)
+            self._fail(op, f"at={places} is not one of {count} buffers, or -1, for each result")
 
     def _are_places(self, op: Op, places: Any) -> bool:
-        if not isinstance(places, tuple) or len(cast("tuple[Any, ...]", places)) < len(op.outs):
-            return False
-        return all(
-            type(p) is int and -1 <= p < len(self._graph.arena) for p in cast("tuple[Any, ...]", places)
-        )
+        found = cast("tuple[Any, ...]", places) if isinstance(places, tuple) else ()
+        count = len(self._graph.arena)
+        return len(found) >= len(op.outs) and all(type(p) is int and -1 <= p < count for p in found)
 
     def _operands(self, op: Op) -> None:
         for arg in op.args:
@@ -141,7 +140,6 @@ class _Verifier:
             expected = infer(op.kind, op.args, op.attrs)
         except InferError as e:
             self._fail(op, str(e))
-            return
         found = tuple(v.type for v in op.outs)
         if expected != found:
             self._fail(op, f"result types are {_types(found)}, but the operands give {_types(expected)}")

@@ -106,6 +106,11 @@ class Cursor:
         with self.deeper():
             return self._joined("|", sympy.Or, lambda: self._joined("&", sympy.And, self._comparison))
 
+    def number(self) -> Any:
+        """An integer expression."""
+        token = self.next
+        return _number(token, self.expression())
+
     def _joined(self, sign: str, join: Callable[..., Any], item: Callable[[], Any]) -> Any:
         token = self.next
         items = [item()]

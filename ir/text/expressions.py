@@ -42,9 +42,9 @@ def _arithmetic(e: Any) -> str:
             text += f" {sign} {_operand(shown)}" if text else ("-" if sign == "-" else "") + _operand(shown)
         return text
     if isinstance(e, sympy.Mul):
-        coefficient, rest = e.as_coeff_Mul()
-        if coefficient == -1:
-            return f"-{_factor(rest)}"
+        if _is_negative(e):
+            rest = -e
+            return f"-{expression(rest) if isinstance(rest, sympy.Mul) else _factor(rest)}"
         return "*".join(_factor(f) for f in e.as_ordered_factors())
     if isinstance(e, sympy.Pow) and isinstance(e.exp, sympy.Integer) and e.exp > 1:
         return "*".join([_factor(e.base)] * int(e.exp))

@@ -133,7 +133,7 @@ class _Parser(Cursor):
 
     def _size(self) -> Any:
         token = self.next
-        found = normalize(self.expression())
+        found = normalize(self.number())
         if isinstance(found, int) and not 0 <= found < 2**63:
             raise token.fail(f"{found} is not a size")
         return found
