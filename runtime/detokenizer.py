@@ -60,13 +60,14 @@ class StopMatcher:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """The text that is certain now, and whether a stop text was met: the earliest, before which the text
-        ends."""
+        """The text that is certain now, and whether a stop text was met. The one that is complete first
+        counts (of several, the longest), and the text ends before it.
+        """
         if not self._stops:
             return text, False
         self._held += text
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        keep = min(found) if found else len(self._held) - self._overlap()
+        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        keep = min(found)[1] if found else len(self._held) - self._overlap()
         out, self._held = self._held[:keep], "" if found else self._held[keep:]
         return out, bool(found)
 

@@ -142,7 +142,7 @@ class Engine:
             self._wake.notify()
         return request
 
-    def _encode(self, prompt: Prompt) -> np.ndarray:
+    def _encode(self, prompt: Any) -> np.ndarray:
         """Token ids of a prompt, i32. Raises RequestError."""
         if isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], Mapping)):
             if self.tokenizer is None:
@@ -247,7 +247,7 @@ class Engine:
                     )
         with self._wake:
             for request in self._open:
-                self._core.fail(request, self._closing)
+                self._core.fail(request, self._closing or EngineError("the engine is closed"))
             self._open.clear()
 
     def _attend(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
@@ -48,27 +49,25 @@ def generate(
     Raises RequestError before anything runs if a prompt or a parameter cannot be served.
     """
     many = as_prompts(prompts)
-    if sampling is None:
-        sampling = Sampling(
-            max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-            stop=stop or (), stop_token_ids=tuple(stop_token_ids or ()), ignore_eos=ignore_eos,
-            logprobs=logprobs, prompt_logprobs=prompt_logprobs, n=n,
-        )
-    samplings = _per_prompt(sampling, seed, len(many))
-    owned = None if isinstance(engine, Engine) else load(engine)
-    engine = owned or engine
-    streaming = False
-    try:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    shorthand = Sampling(
+        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+        stop=stops, stop_token_ids=tuple(stop_token_ids or ()), ignore_eos=ignore_eos, logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs, n=n,
+    )
+    if sampling is not None and shorthand != Sampling():
+        todo = "Put all of it in the Sampling"
+        raise RequestError("sampling and keywords are both given", where="generate", todo=todo)
+    samplings = _per_prompt(sampling or shorthand, seed, len(many))
+    if isinstance(engine, Engine):
         ids = _prepare(engine, many, samplings)
-        streaming = stream
-        return (
-            _stream(engine, ids, samplings, close=owned is not None)
-            if stream
-            else _complete(engine, ids, samplings)
-        )
-    finally:
-        if owned is not None and not streaming:
-            owned.close()
+        return _stream(engine, ids, samplings) if stream else _complete(engine, ids, samplings)
+    with ExitStack() as stack:
+        owned = stack.enter_context(load(engine))
+        ids = _prepare(owned, many, samplings)
+        if stream:  # the stream closes the engine
+            return _stream(owned, ids, samplings, stack.pop_all())
+        return _complete(owned, ids, samplings)
 
 
 def _per_prompt(
@@ -117,9 +116,9 @@ def _complete(engine: Engine, prompts: Seq[np.ndarray], samplings: Seq[Sampling]
 
 
 def _stream(
-    engine: Engine, prompts: Seq[np.ndarray], samplings: Seq[Sampling], *, close: bool
+    engine: Engine, prompts: Seq[np.ndarray], samplings: Seq[Sampling], owned: ExitStack | None = None
 ) -> Iterator[Event]:
-    """Events of all prompts in the order in which they happen. close: close the engine at the end."""
+    """Events of all prompts in the order in which they happen. owned: closed at the end."""
     requests: list[Request] = []
     changed: SimpleQueue[Request] = SimpleQueue()
     try:
@@ -140,8 +139,8 @@ def _stream(
                 del seen[request]
     finally:
         _cancel(requests)
-        if close:
-            engine.close()
+        if owned is not None:
+            owned.close()
 
 
 def _cancel(requests: Seq[Request]) -> None:

@@ -28,7 +28,9 @@ class Request:
         self.sampling, self.seed, self.prompt_index = sampling, seed, prompt_index
         self.sequences, self.ends, self.submitted_s = sequences, ends, submitted_s
         self._cancel = cancel
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        self._finished = threading.Condition(lock)  # so that waiting for the end sleeps until then
         self._events: list[Event] = []
         self._completions: dict[int, Completion] = {}
         self._error: Exception | None = None
@@ -46,8 +48,8 @@ class Request:
 
     def results(self, timeout_s: float | None = None) -> list[Completion]:
         """All samples, in order, once they are finished. Raises its error, or TimeoutError."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: self.done, timeout_s):
+        with self._finished:
+            if not self._finished.wait_for(lambda: self.done, timeout_s):
                 raise TimeoutError(f"request not finished after {timeout_s} s")
         self.check()
         return [self._completions[i] for i in range(len(self.sequences))]
@@ -95,9 +97,9 @@ class Request:
         self.check()
 
     def __await__(self) -> Generator[Any, None, Completion]:
-        return self._finished().__await__()
+        return self._wait().__await__()
 
-    async def _finished(self) -> Completion:
+    async def _wait(self) -> Completion:
         async for _ in self:
             pass
         return self.result()
@@ -140,6 +142,8 @@ class Request:
 
     def _wake(self) -> None:
         self._changed.notify_all()
+        if self.done:
+            self._finished.notify_all()
         for wake in self._wakers:
             with contextlib.suppress(RuntimeError):  # an event loop that was closed meanwhile
                 wake()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from runtime.errors import RequestError
 
 MAX_LOGPROBS = 1000
+MIN_TEMPERATURE = 1e-5  # below, logits / temperature leaves what 32-bit floats resolve
 MAX_SAMPLES = 1024
 
 
@@ -40,9 +41,9 @@ class Sampling:
 
     def __post_init__(self) -> None:
         _integer("max_new_tokens", self.max_new_tokens, 0, 2**31 - 1)
-        _number("temperature", self.temperature, 0.0, 1e6)
+        _number("temperature", self.temperature, 0.0 if self.temperature == 0 else MIN_TEMPERATURE, 1e6)
         _integer("top_k", self.top_k, 0, 2**31 - 1)
-        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _number("top_p", self.top_p, 1e-9, 1.0)
         _number("min_p", self.min_p, 0.0, 1.0)
         _integer("n", self.n, 1, MAX_SAMPLES)
         if self.seed is not None:
@@ -70,14 +71,10 @@ def _integer(name: str, value: Any, low: int, high: int) -> None:
         raise _bad(name, value, f"an integer from {low} to {high}")
 
 
-def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
-    fits = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not fits or not low <= value <= high or (open_low and value == low):
-        raise _bad(
-            name,
-            value,
-            f"a number {'above' if open_low else 'from'} {low:g} {'and up' if open_low else ''} to {high:g}",
-        )
+def _number(name: str, value: Any, low: float, high: float) -> None:
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high:  # NaN is in no range
+        raise _bad(name, value, f"a number from {low:g} to {high:g}")
 
 
 def _stops(stop: Any) -> tuple[str, ...]:

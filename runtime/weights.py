@@ -27,21 +27,18 @@ class Weights:
             size = path.stat().st_size
             if size < 8:
                 raise ArtifactError("too short for a safetensors file", where=str(path))
-            self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-        self.data = np.frombuffer(self._map, np.uint8)  # [file bytes]
-        spans = _spans(self.data, str(path))
+            data = np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
+        spans = _spans(data, str(path))
         lacks = [name for name in order if name not in spans]
         if lacks:
             found = f"{len(lacks)} tensors are missing, the first is {lacks[0]!r}"
             raise ArtifactError(found, where=str(path), todo="Compile the model again")
-        self.tensors = [_aligned(self.data[slice(*spans[name])]) for name in order]
+        self.tensors = [_aligned(data[slice(*spans[name])]) for name in order]
         self.addresses = [tensor.ctypes.data for tensor in self.tensors]
 
     def close(self) -> None:
         """Drop the mapping. The addresses are invalid from here on."""
         self.tensors, self.addresses = [], []
-        self.data = np.empty(0, np.uint8)
-        self._map.close()
 
 
 def _spans(data: np.ndarray, where: str) -> dict[str, tuple[int, int]]:

@@ -1,7 +1,7 @@
-"""A tiny deterministic model behind the Executor protocol, that really reads its keys through tables and writes
-them through slots. All of it is integer arithmetic, so equal means equal, and any wrong slot, table entry, length,
-position or stale block changes every later token. Two layers: what a token stores in the second depends on its whole
-past.
+"""A tiny deterministic model behind the Executor protocol, that really reads its keys through tables and
+writes them through slots. All of it is integer arithmetic, so equal means equal, and any wrong slot, table
+entry, length, position or stale block changes every later token. Two layers: what a token stores in the
+second depends on its whole past.
 """
 
 from __future__ import annotations

@@ -26,11 +26,16 @@ def expected(prompt: list[int], sampling: Sampling, windows=(None,), sample_inde
     """Tokens by the model's definition, without a cache or an engine."""
     tokens = list(prompt)
     for _ in range(sampling.max_new_tokens):
-        row = reference(tokens, list(windows))
         tokens.append(
             sampler.sample(
-                row, temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p,
-                min_p=sampling.min_p, seed=sampling.seed or 0, sample_index=sample_index, position=len(tokens),
+                reference(tokens, list(windows)),
+                temperature=sampling.temperature,
+                top_k=sampling.top_k,
+                top_p=sampling.top_p,
+                min_p=sampling.min_p,
+                seed=sampling.seed or 0,
+                sample_index=sample_index,
+                position=len(tokens),
             )
         )
     return tokens[len(prompt) :]

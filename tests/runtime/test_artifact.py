@@ -1,0 +1,236 @@
+"""An artifact is loaded only if it is whole, safe and for this machine; refusals name the file or field."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from runtime import Artifact, ArtifactError, machine
+from runtime.artifact import file_hash
+from runtime.weights import Weights
+from tests.runtime import made
+
+
+def test_a_good_one_opens(tmp_path):
+    artifact = Artifact.open(made.write(tmp_path / "a.octavo"))
+    assert artifact.manifest.model.eos_token_ids == (2,)
+    assert artifact.manifest.kv_groups[0].block_bytes == 2048
+    assert artifact.read("targets/cpu/graph.ir").startswith(b"graph")
+    assert artifact.kernel().isa == "any"
+
+
+def test_file_hash_is_of_chunk_digests(tmp_path):
+    for size in (0, 1, 8 << 20, (8 << 20) + 1):
+        data = np.random.default_rng(size).bytes(size)
+        (tmp_path / "f").write_bytes(data)
+        assert file_hash(tmp_path / "f") == made.chunked_sha256(data)
+
+
+def change(path, at=0):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", list(made.default_files()))
+def test_a_changed_byte_is_found(tmp_path, name):
+    made.write(tmp_path)
+    change(tmp_path / name, -1)
+    with pytest.raises(ArtifactError, match="SHA-256") as caught:
+        Artifact.open(tmp_path)
+    assert name in str(caught.value)
+    if name.startswith("weights"):
+        Artifact.open(tmp_path, verify="fast")
+    else:
+        with pytest.raises(ArtifactError, match="SHA-256"):
+            Artifact.open(tmp_path, verify="fast")
+
+
+def test_a_truncated_or_missing_file_is_found(tmp_path):
+    made.write(tmp_path)
+    weights = tmp_path / "weights/cpu.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4])
+    with pytest.raises(ArtifactError, match="bytes, the manifest says"):
+        Artifact.open(tmp_path, verify="fast")
+    weights.unlink()
+    with pytest.raises(ArtifactError, match="No such file"):
+        Artifact.open(tmp_path)
+
+
+def test_digest_from_outside(tmp_path):
+    made.write(tmp_path)
+    digest = json.loads((tmp_path / "manifest.json").read_text())["digest"]
+    Artifact.open(tmp_path, digest=digest)
+    Artifact.open(tmp_path, digest=digest.removeprefix("sha256:"))
+    with pytest.raises(ArtifactError, match="not the given"):
+        Artifact.open(tmp_path, digest="0" * 64)
+
+
+def test_a_changed_manifest_is_found(tmp_path):
+    made.write(tmp_path)
+    text = (tmp_path / "manifest.json").read_text()
+    (tmp_path / "manifest.json").write_text(text.replace('"vocab_size": 97', '"vocab_size": 98'))
+    with pytest.raises(ArtifactError, match="its digest is"):
+        Artifact.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "not valid JSON"),
+        (b"\xff\xfe", "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
+        (b'{"format": NaN}', "NaN is not JSON"),
+        (b"[]", "expected an object"),
+        (b"{}", "'format' is missing"),
+        (b'{"format": "gguf"}', "must be 'octavo'"),
+        (b'{"format": "octavo", "version": 2}', "format version 2; this runtime reads 1"),
+        (b'{"format": "octavo", "version": true}', "must be an integer"),
+        (b'{"format": "octavo", "version": 1, "digest": "x"}', "its digest is"),
+        (b'{"format": "octavo", "version": 1, "name": "\\ud800"}', "cannot be hashed"),
+    ],
+)
+def test_a_malformed_manifest_is_refused(tmp_path, data, said):
+    (tmp_path / "manifest.json").write_bytes(data)
+    with pytest.raises(ArtifactError, match=said):
+        Artifact.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [
+        ("model.vocab_size", 0),
+        ("model.vocab_size", 97.0),
+        ("model.vocab_size", True),
+        ("model.max_context", -1),
+        ("model.eos_token_ids", [97]),
+        ("model.eos_token_ids", None),
+        ("model.bos_token_id", "1"),
+        ("model", 3),
+        ("kv_groups", {}),
+        ("kv_groups.0.block", 0),
+        ("kv_groups.0.block_bytes", 1024),
+        ("kv_groups.0.block_bytes", 2049),
+        ("kv_groups.0.window", 0),
+        ("targets.cpu.kernels.0.features", [1]),
+        ("targets.cpu.kernels.0.file", "/etc/passwd"),
+        ("targets.cpu.weights", "weights/../../x"),
+        ("targets.cpu.plan", "a\\b"),
+        ("targets.cpu.plan", "a//b"),
+        ("files", {"../x": {"bytes": 1, "sha256": "0" * 64}}),
+        ("files", {"a": {"bytes": 1, "sha256": "xyz"}}),
+        ("files", {"a": {"bytes": -1, "sha256": "0" * 64}}),
+    ],
+)
+def test_a_wrong_field_is_named(tmp_path, at, value):
+    raw = made.manifest(made.default_files())
+    *path, last = [int(p) if p.isdigit() else p for p in at.split(".")]
+    place = raw
+    for part in path:
+        place = place[part]
+    place[last] = value
+    made.write(tmp_path, raw=raw)
+    with pytest.raises(ArtifactError, match=at.split(".")[0]):
+        Artifact.open(tmp_path)
+
+
+def test_symbolic_links_are_refused(tmp_path):
+    outside = tmp_path / "outside"
+    outside.write_bytes(made.default_files()["targets/cpu/graph.ir"])
+    root = made.write(tmp_path / "a.octavo")
+    (root / "targets/cpu/graph.ir").unlink()
+    os.symlink(outside, root / "targets/cpu/graph.ir")
+    with pytest.raises(ArtifactError, match="symbolic link"):
+        Artifact.open(root)
+    (root / "targets").rename(tmp_path / "moved")
+    os.symlink(tmp_path / "moved", root / "targets")
+    with pytest.raises(ArtifactError, match="symbolic link"):
+        Artifact.open(root)
+
+
+def test_only_listed_files_are_read(tmp_path):
+    artifact = Artifact.open(made.write(tmp_path))
+    (tmp_path / "extra").write_bytes(b"x")
+    for name in ("extra", "manifest.json", "../x"):
+        with pytest.raises(ArtifactError, match="not in the manifest's list"):
+            artifact.read(name)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"), [("none", "does not exist"), ("file", "not a dir"), ("", "no manifest")]
+)
+def test_what_is_no_artifact(tmp_path, path, said):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ArtifactError, match=said):
+        Artifact.open(tmp_path / path)
+
+
+def kernels(tmp_path, *entries):
+    raw = made.manifest(made.default_files())
+    (base,) = raw["targets"]["cpu"]["kernels"]
+    raw["targets"]["cpu"]["kernels"] = [base | dict(isa=isa, features=f, arch=a) for isa, f, a in entries]
+    return Artifact.open(made.write(tmp_path, raw=raw))
+
+
+def test_the_first_kernel_that_fits_is_taken(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "cpu_features", lambda: frozenset({"avx2", "fma", "avx512vnni"}))
+    here = machine.arch()
+    artifact = kernels(
+        tmp_path,
+        ("v4", ["avx2", "avx512f"], here),
+        ("arm", [], "other"),
+        ("v3", ["avx2", "fma"], here),
+        ("base", [], here),
+    )
+    assert artifact.kernel().isa == "v3" and artifact.kernel("base").isa == "base"
+    with pytest.raises(ArtifactError, match="v4 needs avx512f"):
+        artifact.kernel("v4")
+    with pytest.raises(ArtifactError, match="no kernel v9"):
+        artifact.kernel("v9")
+
+
+def test_missing_features_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "cpu_features", lambda: frozenset({"avx512f"}))
+    artifact = kernels(tmp_path, ("v4", ["avx512f", "avx512_vnni"], machine.arch()), ("neon", [], "other"))
+    with pytest.raises(ArtifactError, match="v4 needs avx512_vnni; neon needs other"):
+        artifact.kernel()
+
+
+def test_weights_are_found_by_name_and_aligned(tmp_path):
+    path = tmp_path / "w"
+    for pad in (64, 1):  # what the file does not align is copied
+        path.write_bytes(made.safetensors(made.WEIGHTS, pad))
+        weights = Weights(path, ["w0", "w1"])
+        assert all(address % 64 == 0 for address in weights.addresses)
+        for tensor, name in zip(weights.tensors, ("w0", "w1"), strict=True):
+            assert tensor.view(np.float32).tolist() == made.WEIGHTS[name].ravel().tolist()
+        weights.close()
+
+
+def header(**tensors) -> bytes:
+    text = json.dumps(tensors).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(64)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "too short"),
+        (b"\xff" * 8, "a header of"),
+        ((100).to_bytes(8, "little") + b"{}", "a header of 100 bytes"),
+        ((2).to_bytes(8, "little") + b"[]", "expected an object"),
+        (header(), "2 tensors are missing, the first is 'w0'"),
+        (header(w0={}, w1={}), "'data_offsets' is missing"),
+        *[
+            (header(w0={"data_offsets": offsets}, w1={"data_offsets": [0, 4]}), "data_offsets")
+            for offsets in ([0, 65], [-4, 4], [8, 4], [0], [0, 2**70], ["0", "4"], 3)
+        ],
+    ],
+)
+def test_malformed_weights_are_refused(tmp_path, data, said):
+    (tmp_path / "w").write_bytes(data)
+    with pytest.raises(ArtifactError, match=said):
+        Weights(tmp_path / "w", ["w0", "w1"])

@@ -1,0 +1,91 @@
+"""Reading this machine's features and limits, and planning KV blocks from them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from runtime import ResourceError, machine
+from runtime.budget import plan_blocks
+from runtime.manifest import KVGroup
+from runtime.scheduler import Limits
+
+
+def test_features_are_read_in_one_spelling():
+    text = "processor: 0\nflags\t\t: fpu sse4_1 avx512_vnni avx512f\n\nprocessor: 1\nflags: fpu\n"
+    assert machine.cpu_features(text) == {"fpu", "sse41", "avx512vnni", "avx512f"}
+    assert machine.cpu_features("Features : asimd dotprod\n") == {"asimd", "dotprod"}
+    assert machine.spelling("sse4.1") == machine.spelling("SSE4_1")
+    assert machine.cpu_features()
+
+
+def test_threads_follow_affinity():
+    cores = sorted(os.sched_getaffinity(0))
+    assert 1 <= machine.default_threads() <= len(cores)
+    code = f"import os; os.sched_setaffinity(0, {{{cores[0]}}})\n"
+    code += "from runtime import machine; print(machine.default_threads())"
+    assert subprocess.check_output([sys.executable, "-c", code]).strip() == b"1"
+
+
+@pytest.mark.parametrize(("quotas", "threads"), [([1.5], 1), ([0.5], 1), ([100.0], None), ([64, 1.0], 1)])
+def test_threads_follow_quotas(monkeypatch, quotas, threads):
+    monkeypatch.setattr(machine, "_cpu_quotas", lambda: iter(quotas))
+    assert machine.default_threads() == (threads or len(os.sched_getaffinity(0)))
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("2GiB", 2 << 30), ("1.5 GB", 1_500_000_000), ("64 mib", 64 << 20), ("100", 100), (77, 77)],
+)
+def test_sizes(text, size):
+    assert machine.parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GB", "1 parsec", "1e3", None, True, -5, 1.5])
+def test_what_is_no_size(text):
+    with pytest.raises(ResourceError, match="not a size"):
+        machine.parse_bytes(text)
+
+
+FULL, WINDOW = KVGroup(4, None, 16, 1024), KVGroup(4, 64, 16, 512)
+LIMITS = Limits(max_step_tokens=32, max_requests=4)
+
+
+def test_memory_is_shared_by_need():
+    # one request of 1024 tokens: 64 blocks in the full group; (64 + 32) / 16 + 1 = 7 in the window group
+    full, window = plan_blocks([FULL, WINDOW], LIMITS, 1024, kv_memory=64 * 1024 + 7 * 512)
+    assert (full, window) == (64, 7)
+    assert plan_blocks([FULL, WINDOW], LIMITS, 1024, kv_memory="1GiB") == [4 * 64, 4 * 7]
+    assert plan_blocks([FULL, WINDOW], LIMITS, 1024, kv_blocks=9) == [9, 9]
+    assert plan_blocks([FULL], LIMITS, 1024, kv_memory=10 * 1024 + 5) == [10]
+
+
+def test_the_default_is_a_share_of_free_memory(monkeypatch):
+    monkeypatch.setattr(machine, "free_memory", lambda: 20 * 1024)
+    assert plan_blocks([FULL], LIMITS, 1024) == [10]
+    monkeypatch.undo()
+    assert machine.free_memory() > 1 << 20 and plan_blocks([FULL], LIMITS, 1024) == [256]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (dict(kv_memory=1000), "1000 bytes .* one block of every group .1024 bytes; .* takes 65536"),
+        (dict(kv_blocks=0), "kv_blocks = 0"),
+        (dict(kv_blocks=True), "kv_blocks = True"),
+        (dict(kv_blocks=1, kv_memory=1), "both"),
+        (dict(kv_blocks=2**30), "32-bit"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_with_the_numbers(options, said):
+    with pytest.raises(ResourceError, match=said):
+        plan_blocks([FULL], LIMITS, 1024, **options)
+
+
+def test_importing_the_runtime_is_light():
+    heavy = ["torch", "transformers", "sympy", "networkx", "tokenizers", "jinja2", "asyncio", "concurrent", "ir"]
+    code = f"import sys, runtime; print([m for m in {heavy} if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code]).strip() == b"[]"

@@ -1,0 +1,137 @@
+"""Every schedule that hypothesis finds gives the model's own tokens, keeps the invariants, and starves
+nobody."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime import Sampling, sampler
+from runtime.cache import Cache, Group
+from runtime.core import Core
+from runtime.output import Output
+from runtime.request import Request
+from runtime.scheduler import Limits, Scheduler
+from runtime.sequence import Sequence
+from runtime.step import StepBuffers
+from tests.runtime.fake import BLOCK, VOCAB, FakeExecutor, reference
+
+CONTEXT = 96
+WORDS = np.random.default_rng(3).integers(0, VOCAB, (3, CONTEXT)).tolist()  # prompts share long prefixes
+
+requests = st.fixed_dictionaries(
+    {
+        "word": st.integers(0, 2),
+        "length": st.integers(1, 60),
+        "new": st.integers(1, 24),
+        "n": st.sampled_from([1, 1, 1, 3]),
+        "score": st.booleans(),
+        "arrives": st.integers(0, 30),
+        "cancelled": st.sampled_from([None, None, None, 3, 20]),  # steps after arrival
+    }
+)
+machines = st.fixed_dictionaries(
+    {
+        "windows": st.sampled_from([(None,), (None, 20), (7,)]),
+        "spare_blocks": st.integers(0, 8),
+        "budget": st.sampled_from([1, 2, 7, 16, 64]),
+        "max_requests": st.integers(1, 5),
+        "score_rows": st.sampled_from([1, 5, 64]),
+        "prefix_cache": st.booleans(),
+    }
+)
+
+MACHINE = dict(
+    windows=(None,), spare_blocks=8, budget=64, max_requests=4, score_rows=8, prefix_cache=False
+)
+
+
+def build(m) -> Core:
+    counts = [Group(0, w).most_blocks(84, m["budget"], BLOCK) + m["spare_blocks"] for w in m["windows"]]
+    groups = [Group(count, w) for count, w in zip(counts, m["windows"], strict=True)]
+    limits = Limits(m["budget"], m["max_requests"], m["score_rows"])
+    scheduler = Scheduler(Cache(groups, prefix_cache=m["prefix_cache"]), limits)
+    executor = FakeExecutor(counts, list(m["windows"]))
+    return Core(executor, scheduler, StepBuffers(limits, len(groups), CONTEXT, BLOCK))
+
+
+def make(number: int, r) -> Request:
+    prompt = np.array(WORDS[r["word"]][: r["length"]], np.int32)
+    scores = 1 if r["score"] else None
+    sampling = Sampling(r["new"], temperature=1.0, seed=number, n=r["n"], prompt_logprobs=scores)
+    sequences = [
+        Sequence((number, i), prompt, r["new"], CONTEXT, score=r["score"] and i == 0) for i in range(r["n"])
+    ]
+    request = Request(sampling, number, sequences, frozenset(), lambda _: None)
+    for seq in sequences:
+        seq.request, seq.output = request, Output(None, ())
+    return request
+
+
+@settings(max_examples=60, deadline=None)
+@given(machine=machines, wanted=st.lists(requests, min_size=1, max_size=6))
+def test_any_schedule_gives_the_models_tokens(machine, wanted):
+    core = build(machine)
+    made = [make(number, r) for number, r in enumerate(sorted(wanted, key=lambda r: r["arrives"]))]
+    wanted = sorted(wanted, key=lambda r: r["arrives"])
+    for now in range(5000):
+        for request, r in zip(made, wanted, strict=True):
+            if r["arrives"] == now:
+                core.add(request)
+            if r["cancelled"] is not None and r["arrives"] + r["cancelled"] == now:
+                core.cancel(request)
+        oldest = min((s for s in core.scheduler.running), key=lambda s: s.order, default=None)
+        before = oldest.computed if oldest else 0
+        core.step()
+        core.scheduler.check()
+        assert oldest is None or oldest.finished or oldest.computed > before, "the oldest made no progress"
+        if now > 60 and not core.busy:
+            break
+    assert all(request.done for request in made), "a request starved"
+    assert all(pool.num_free == pool.num_blocks for pool in core.scheduler.cache.pools)
+    assert all(t <= machine["budget"] and r <= machine["max_requests"] for t, r in core.executor.steps)
+    for number, (request, r) in enumerate(zip(made, wanted, strict=True)):
+        for completion in request.results():
+            check(number, completion, r, list(machine["windows"]))
+
+
+def check(number, completion, r, windows):
+    """Tokens by the model's definition; a cancelled request may have fewer."""
+    tokens = list(WORDS[r["word"]][: r["length"]])
+    for token in completion.token_ids:
+        row = reference(tokens, windows)
+        options = dict(temperature=1.0, seed=number, sample_index=completion.sample_index)
+        assert token == sampler.sample(row, position=len(tokens), **options)
+        tokens.append(token)
+    if completion.finish_reason != "cancelled":
+        assert len(completion.token_ids) == min(r["new"], CONTEXT - r["length"])
+        if r["score"]:
+            assert [s and s.token_id for s in completion.prompt_logprobs][1:] == tokens[1 : r["length"]]
+
+
+def test_decodes_go_on_while_a_long_prompt_is_computed():
+    core = build(MACHINE | dict(budget=8))
+    common = dict(word=0, n=1, score=False)
+    short, long = make(0, dict(length=4, new=20, **common)), make(1, dict(length=60, new=4, **common))
+    core.add(short)
+    core.step()
+    core.add(long)
+    for _ in range(6):
+        known = short.sequences[0].num_tokens
+        core.step()
+        assert short.sequences[0].num_tokens == known + 1
+    assert long.sequences[0].computed == 6 * 7
+
+
+def test_equal_prompts_share_blocks_while_they_run():
+    core = build(MACHINE | dict(prefix_cache=True))
+    same = dict(word=0, length=50, new=20, n=1, score=False)
+    first, second = make(0, same), make(1, same)
+    core.add(first)
+    core.step()
+    core.add(second)
+    core.step()
+    tables = [r.sequences[0].tables[0].live() for r in (first, second)]
+    assert tables[0][:3] == tables[1][:3] and tables[0][3] != tables[1][3]
+    assert second.sequences[0].cached_tokens == 48
