@@ -1,7 +1,10 @@
-"""Put pointwise ops that run over the same elements into groups; a group becomes one loop that reads and writes once.
+"""Put pointwise ops that run over the same elements into groups; a group becomes one loop that reads and
+writes once.
 
-A group must be convex in the dependency graph: no path may leave it and come back, or the loop could not run in one
-piece. Ops are then ordered so that each group's stand together; every op of a group carries its number as `group`.
+A group must be convex in the dependency graph: no path may leave it and come back, or the loop could not
+run in one
+piece. Ops are then ordered so that each group's stand together; every op of a group carries its number as
+`group`.
 """
 
 from __future__ import annotations
@@ -48,7 +51,9 @@ class GroupPointwise(Pass):
             candidates = sorted({group_of[p] for p in dag.predecessors(index) if p in group_of}, reverse=True)
             joined = next((g for g in candidates if self._fits(graph, dag, members[g], index)), None)
             if candidates and joined is None:
-                misses.append(Miss(self.name, op, "no group of its operands can take it: another size, or a cycle"))
+                misses.append(
+                    Miss(self.name, op, "no group of its operands can take it: another size, or a cycle")
+                )
             group = len(members) if joined is None else joined
             group_of[index] = group
             members.setdefault(group, []).append(index)
@@ -72,7 +77,8 @@ def _shape(op: Op) -> tuple[Dim, ...]:
 
 
 def dependencies(graph: Graph) -> Dag:
-    """An edge from each op to those that must run after it: readers of its results, and the next write of KV state that
+    """An edge from each op to those that must run after it: readers of its results, and the next write of
+    KV state that
     it reads."""
     dag: Dag = nx.DiGraph()
     dag.add_nodes_from(range(len(graph.ops)))

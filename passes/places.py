@@ -26,7 +26,7 @@ class Place:
 
 
 def constants(graph: Graph) -> frozenset[str]:
-    """Names of values that depend on weights and literals alone: they are computed when weights are packed."""
+    """Names of values that depend on weights and literals alone: computed when weights are packed."""
     found: set[str] = set()
     for op in graph.ops:
         sized = any(free_names(d) for o in op.outs if isinstance(o.type, Tensor) for d in o.type.shape)
@@ -94,7 +94,7 @@ def _split(op: Op, index: int, x: Tensor, place: Place) -> Place | None:
 
 
 def _part(x: Tensor, axis: int, start: Any, place: Place) -> Place | None:
-    """A contiguous range of one axis: rows, or elements of a row where nothing but that axis precedes them."""
+    """A contiguous range of one axis: rows, or elements of a row where only that axis precedes them."""
     if axis == 0:
         return Place(place.root, _sum(place.offset, start, place.ld), place.ld)
     if product(x.shape[1:axis]) != 1:

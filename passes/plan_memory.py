@@ -1,6 +1,7 @@
 """Lay values out in as few and as small buffers as their lifetimes allow, with sizes symbolic in T, R and Q.
 
-Each op's `at` holds the buffer of each result (-1: none: a constant, KV state, the logits, or a value that stays inside
+Each op's `at` holds the buffer of each result (-1: none: a constant, KV state, the logits, or a value that
+stays inside
 a pointwise group), then that of its scratch space if it needs one. `Graph.arena` holds the buffers' bytes.
 """
 
@@ -36,7 +37,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Life:
-    """A piece of memory: the kernels that need it, first to last, and its bytes. scratch_of: the op, for scratch."""
+    """A piece of memory: the kernels that need it, first to last, and its bytes."""
 
     name: str
     first: int
@@ -74,7 +75,9 @@ def logits_root(graph: Graph) -> str | None:
     """The value that the kernels write straight to where the caller wants the logits."""
     out = graph.outputs[0]
     place = places(graph).get(out.name)
-    return out.name if place is not None and place.root == out.name and out.name in graph.producers() else None
+    return (
+        out.name if place is not None and place.root == out.name and out.name in graph.producers() else None
+    )
 
 
 def external(graph: Graph) -> set[str]:
@@ -139,7 +142,8 @@ def bytes_of(type_: Tensor) -> Dim:
 
 
 def linear_form(size: Dim) -> Form:
-    """Bytes as coefficients of T, R and Q and a constant, each for sizes rounded up to 16, so that all are multiples of 64.
+    """Bytes as coefficients of T, R and Q and a constant, each for sizes rounded up to 16, so that all are
+    multiples of 64.
 
     Raises PlanError if the size is not linear in them.
     """
@@ -200,7 +204,8 @@ def _roots(graph: Graph) -> dict[str, str]:
 
 
 def check_plan(graph: Graph) -> None:
-    """Replays the plan kernel by kernel: what a kernel reads must still be what was written. Raises PlanError.
+    """Replays the plan kernel by kernel: what a kernel reads must still be what was written. Raises
+    PlanError.
 
     Independent of the assignment: it keeps, for each buffer, the name of what it holds.
     """
@@ -213,20 +218,26 @@ def check_plan(graph: Graph) -> None:
         reads = [v for op in kernel.ops for v in op.values if v.name in roots and v.name not in made]
         for value in reads:
             _check_read(value, roots[value.name], buffer, holds, given)
-        used: dict[int, str] = {buffer[roots[v.name]]: roots[v.name] for v in reads if roots[v.name] not in given}
+        used: dict[int, str] = {
+            buffer[roots[v.name]]: roots[v.name] for v in reads if roots[v.name] not in given
+        }
         for op in kernel.ops:
             for name, place, need in _writes(op, inside, given):
                 if place in used or need_exceeds(need, graph.arena[place]):
-                    raise PlanError(f"%{name} does not fit buffer {place}, or another live value is there: %{used.get(place)}")
+                    raise PlanError(
+                        f"%{name} does not fit buffer {place}, or a live value is there: %{used.get(place)}"
+                    )
                 used[place] = holds[place] = name
     for value in graph.outputs:
         if value.name in roots:
             _check_read(value, roots[value.name], buffer, holds, given)
 
 
-def _check_read(value: Value, root: str, buffer: Mapping[str, int], holds: Mapping[int, str], given: set[str]) -> None:
+def _check_read(
+    value: Value, root: str, buffer: Mapping[str, int], holds: Mapping[int, str], given: set[str]
+) -> None:
     if root not in given and holds.get(buffer[root]) != root:
-        raise PlanError(f"%{value.name} is read from buffer {buffer[root]}, which holds %{holds.get(buffer[root])} by then")
+        raise PlanError(f"%{value.name} is read, but its buffer holds %{holds.get(buffer[root])} by then")
 
 
 def _writes(op: Op, inside: set[str], given: set[str]) -> Iterable[tuple[str, int, Dim]]:
@@ -242,5 +253,3 @@ def _writes(op: Op, inside: set[str], given: set[str]) -> Iterable[tuple[str, in
 def need_exceeds(need: Dim, have: Dim) -> bool:
     a, b = linear_form(need), linear_form(have)
     return any(a[k] > b[k] for k in a)
-
-

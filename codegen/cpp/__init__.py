@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from codegen.cpp.build import DEFAULT_LEVELS, LEVELS, BuildError, Kernel, build_levels, compiler_version
+from codegen.cpp.build import LEVELS, BuildError, Kernel, build_levels, compiler_version, default_levels
 from codegen.cpp.context import CodegenError, Context, shape_of
 from codegen.cpp.forward import print_forward
 from codegen.cpp.pack import pack_weights
@@ -24,12 +24,17 @@ Report = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Generated:
-    """sources: file name -> text. weight_order: what `weights[i]` of the C ABI points at. plan: plan.json."""
+    """sources: file name -> text. weights: what `weights[i]` of the C ABI points at. plan: plan.json."""
 
     graph: Graph
     sources: dict[str, str]
-    weight_order: list[PackedWeight]
+    weights: tuple[PackedWeight, ...]
     plan: dict[str, Any]
+
+    @property
+    def weight_order(self) -> list[str]:
+        """Names in the packed file, in the order of the C ABI."""
+        return [w.name for w in self.weights]
 
 
 def _silent(done: int, total: int) -> None:
@@ -37,11 +42,11 @@ def _silent(done: int, total: int) -> None:
 
 
 def generate(graph: Graph) -> Generated:
-    """Source, weight order and memory plan. Raises CodegenError naming an op that has no kernel, and its loc."""
+    """Source, weights and memory plan. Raises CodegenError naming an op without a kernel, and its loc."""
     ctx = Context.of(graph)
     text = print_forward(ctx)
     sources = {"forward.cpp": text} | {p.name: p.read_text() for p in sorted(INCLUDE.glob("*.h"))}
-    return Generated(graph, sources, list(ctx.weights.found.values()), arena_plan(graph))
+    return Generated(graph, sources, tuple(ctx.weights.found.values()), arena_plan(graph))
 
 
 def arena_plan(graph: Graph) -> dict[str, Any]:
@@ -55,7 +60,7 @@ def arena_plan(graph: Graph) -> dict[str, Any]:
 
 def pack(generated: Generated, reader: Reader, path: Path, progress: Report = _silent) -> None:
     """Write the packed weights. progress(done, total) counts bytes."""
-    pack_weights(generated.graph, generated.weight_order, reader, path, progress)
+    pack_weights(generated.graph, generated.weights, reader, path, progress)
 
 
 def write_sources(generated: Generated, directory: Path) -> None:
@@ -63,12 +68,12 @@ def write_sources(generated: Generated, directory: Path) -> None:
         (directory / name).write_text(text)
 
 
-def build(directory: Path, levels: Sequence[str] = DEFAULT_LEVELS, progress: Report = _silent) -> list[Kernel]:
-    """Build the sources in a directory for each ISA level. Raises BuildError with the compiler's message."""
-    return build_levels(directory, levels, progress)
+def build(directory: Path, levels: Sequence[str] | None = None, progress: Report = _silent) -> list[Kernel]:
+    """Build a directory's sources for each ISA level. Raises BuildError with the compiler's message."""
+    return build_levels(directory, default_levels() if levels is None else levels, progress)
 
 
 __all__ = [
-    "DEFAULT_LEVELS", "LEVELS", "BuildError", "CodegenError", "Generated", "Kernel", "PackedWeight", "Reader",
-    "build", "compiler_version", "generate", "pack", "write_sources",
+    "LEVELS", "BuildError", "CodegenError", "Generated", "Kernel", "PackedWeight", "Reader", "build",
+    "compiler_version", "default_levels", "generate", "pack", "write_sources",
 ]  # fmt: skip

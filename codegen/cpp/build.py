@@ -1,4 +1,4 @@
-"""Building shared libraries, one per ISA level, with the host's C++ compiler, or zig's where there is none."""
+"""Building shared libraries, one per ISA level, with the host's C++ compiler, or zig's if there is none."""
 
 from __future__ import annotations
 
@@ -44,23 +44,22 @@ LEVELS: tuple[Level, ...] = (  # in order of preference
     Level("baseline", "x86_64", (), ("-march=x86-64",)),
     Level("neon", "aarch64", (), ("-march=armv8-a",)),
 )  # fmt: skip
-DEFAULT_LEVELS = ("v4", "v3", "baseline")  # f32 and bf16 kernels use neither VNNI nor BF16 instructions
 
 FLAGS = (
-    "-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden",
-    "-static-libstdc++", "-static-libgcc",
+    "-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared", "-pthread",
+    "-fvisibility=hidden", "-static-libstdc++", "-static-libgcc",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A built library, as the manifest lists it."""
+    """A built library, as the manifest lists it; file names are relative to the directory it was built in."""
 
     isa: str
     arch: str
     features: tuple[str, ...]
-    file: Path
-    sources: tuple[Path, ...]
+    file: str
+    sources: tuple[str, ...]
     flags: tuple[str, ...]
     glibc: str
 
@@ -73,8 +72,13 @@ def find_level(name: str) -> Level:
     raise BuildError(f"there is no ISA level {name!r}. There are {', '.join(level.name for level in LEVELS)}")
 
 
+def default_levels() -> tuple[str, ...]:
+    """For this machine's architecture. The f32 and bf16 kernels use neither VNNI nor BF16 instructions."""
+    return ("v4", "v3", "baseline") if _host_arch() == "x86_64" else ("neon",)
+
+
 def compiler_command(arch: str) -> tuple[list[str], bool]:
-    """(command, whether it is zig's): $CXX, c++, g++ or clang++ for this machine's own architecture, else zig.
+    """(command, whether it is zig's): $CXX, c++, g++ or clang++ for this machine's architecture, else zig.
 
     Raises BuildError saying what to install.
     """
@@ -84,8 +88,14 @@ def compiler_command(arch: str) -> tuple[list[str], bool]:
                 return [name], False
     if importlib.util.find_spec("ziglang"):
         return [sys.executable, "-m", "ziglang", "c++"], True
-    what = "no C++ compiler was found" if arch == _host_arch() else f"this machine cannot build for {arch} by itself"
-    raise BuildError(f"{what}. Install g++ or clang++ (for this architecture), or the Python package ziglang (for any).")
+    what = (
+        "no C++ compiler was found"
+        if arch == _host_arch()
+        else f"this machine cannot build for {arch} by itself"
+    )
+    raise BuildError(
+        f"{what}. Install g++ or clang++ (for this architecture), or the Python package ziglang (for any)."
+    )
 
 
 def compiler_version(arch: str | None = None) -> str:
@@ -100,7 +110,7 @@ def _host_arch() -> str:
 
 
 def build_levels(directory: Path, levels: Sequence[str], report: Report) -> list[Kernel]:
-    """Build DIRECTORY/forward.cpp for each level, in parallel; kernels come in the loader's order of preference."""
+    """Build DIRECTORY/forward.cpp for each level, in parallel; kernels come in order of preference."""
     chosen = [level for level in LEVELS if level.name in {find_level(n).name for n in levels}]
     done = 0
     kernels: list[Kernel] = []
@@ -127,7 +137,8 @@ def _build(directory: Path, level: Level) -> Kernel:
             f"{' '.join(command)} could not build {source} for {level.name} (exit code {done.returncode}):\n"
             f"{_first_errors(done.stderr)}"
         )
-    return Kernel(level.name, level.arch, level.features, library, (source,), flags, oldest_glibc(library))
+    sources = ("forward.cpp", *sorted(p.name for p in directory.glob("*.h")))
+    return Kernel(level.name, level.arch, level.features, library.name, sources, flags, oldest_glibc(library))
 
 
 def _zig_flags(level: Level) -> tuple[str, ...]:
@@ -151,6 +162,7 @@ def _first_errors(text: str, most: int = 40) -> str:
 def oldest_glibc(library: Path) -> str:
     """The newest GLIBC symbol version that a library asks for: the oldest glibc it runs with."""
     found = {
-        tuple(int(n) for n in m.split(b".")) for m in re.findall(rb"GLIBC_(\d+(?:\.\d+)+)", library.read_bytes())
+        tuple(int(n) for n in m.split(b"."))
+        for m in re.findall(rb"GLIBC_(\d+(?:\.\d+)+)", library.read_bytes())
     }
     return ".".join(map(str, max(found, default=(2, 0))))

@@ -1,4 +1,4 @@
-"""What kernel printers see: where values lie, how pointers and row strides are spelled, which weights are used."""
+"""What kernel printers see: where values lie, how pointers and strides are spelled, what weights are used."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ class Context:
     @staticmethod
     def of(graph: Graph) -> Context:
         found = places(graph)
-        return Context(graph, WeightTable(graph), found, constants(graph), _identifiers(graph), _kv_groups(graph))
+        return Context(
+            graph, WeightTable(graph), found, constants(graph), _identifiers(graph), _kv_groups(graph)
+        )
 
     def is_constant(self, arg: Arg) -> bool:
         return isinstance(arg, Weight) or (isinstance(arg, Value) and arg.name in self.fixed)
@@ -55,6 +57,10 @@ class Context:
         place = self.places[arg.name]
         offset = "" if place.offset == 0 else f" + {size(place.offset)}"
         return self.identifiers[place.root] + offset
+
+    def scratch(self, op: Op) -> str:
+        """Pointer to an op's scratch space."""
+        return f"{self.identifiers[op.outs[0].name]}_scratch"
 
     def ld(self, arg: Arg) -> str:
         """Elements from one row of an operand to the next."""

@@ -1,4 +1,4 @@
-"""Prints forward.cpp: one readable `forward()` that every thread runs, a comment above each kernel with its op."""
+"""Prints forward.cpp: one readable `forward()` that every thread runs, with each kernel's op as a comment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ SHARING = ("linear", "paged_attention")  # kernels whose threads draw their work
 
 @dataclass
 class Order:
-    """Decides where threads have to meet: before a kernel that touches what an earlier one wrote, or writes what it
+    """Decides where threads have to meet: before a kernel that touches what an earlier one wrote, or writes
+    what it
     read; and after two kernels with work counters, which are reused in turn."""
 
     written: set[str] = field(default_factory=set[str])
@@ -29,7 +30,9 @@ class Order:
     counters: int = 0
 
     def needs_barrier(self, reads: set[str], writes: set[str], sharing: bool) -> bool:
-        meets = bool(reads & self.written or writes & (self.written | self.read) or (sharing and self.counters == 2))
+        meets = bool(
+            reads & self.written or writes & (self.written | self.read) or (sharing and self.counters == 2)
+        )
         if meets:
             self.written, self.read, self.counters = set(), set(), 0
         self.written |= writes
@@ -66,7 +69,8 @@ def _constants(ctx: Context) -> str:
         f"constexpr int32_t NUM_WEIGHTS = {len(ctx.weights.found)};\n"
         f"constexpr int64_t VOCAB_SIZE = {shape_of(ctx.graph.outputs[0])[-1]};\n\n"
         "template <class T>\n"
-        "INLINE const T* weight(const void* const* weights, int index) { return static_cast<const T*>(weights[index]); }"
+        "INLINE const T* weight(const void* const* all, int index) {\n"
+        "  return static_cast<const T*>(all[index]);\n}"
     )
 
 
@@ -89,7 +93,10 @@ def _body(ctx: Context) -> str:
             lines.append("  th.sync();")
         lines += [""] + [f"  {comment(_describe(op))}" for op in kernel.ops]
         lines += _declare(ctx, kernel, inside, declared)
-        lines += [f"  {line}" for line in statements]
+        several = len(statements) > 1
+        lines += (
+            ["  {"] * several + [f"{'    ' if several else '  '}{s}" for s in statements] + ["  }"] * several
+        )
     lines += _deliver(ctx)
     return "\n".join(lines) + "\n"
 
@@ -120,7 +127,10 @@ def _inputs(ctx: Context) -> list[str]:
 
 def _buffers(graph: Graph) -> list[str]:
     """The arena's buffers, one after the other; sizes are for T, R and Q rounded up to 16."""
-    lines = ["  const auto up = [](int64_t n) { return (n + 15) / 16 * 16; };", "  char* arena = (char*)s.arena;"]
+    lines = [
+        "  const auto up = [](int64_t n) { return (n + 15) / 16 * 16; };",
+        "  char* arena = (char*)s.arena;",
+    ]
     for index, dim in enumerate(graph.arena):
         text = "".join(f"up({c})" if c in "TRQ" else c for c in size(dim))
         lines.append(f"  char* b{index} = arena;")
@@ -143,7 +153,7 @@ def _declare(ctx: Context, kernel: Kernel, inside: set[str], declared: set[str])
             source = "s.logits" if out.name == logits else f"({kind}*)b{at[index]}"
             lines.append(f"  {kind}* {ctx.identifiers[out.name]} = {source};")
         if scratch_bytes(op) != 0:
-            lines.append(f"  float* {ctx.identifiers[op.out.name]}_scratch = (float*)b{at[-1]};")
+            lines.append(f"  float* {ctx.scratch(op)} = (float*)b{at[-1]};")
     return lines
 
 

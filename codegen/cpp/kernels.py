@@ -1,10 +1,12 @@
 """The kernel table: for each op kind, how a call of its kernel is printed.
 
-A printer gives statements of `forward()`, which every thread runs; `y` is the op's result, `T` the step's tokens.
+A printer gives statements of `forward()`, which every thread runs; `y` is the op's result, `T` the step's
+tokens.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -17,8 +19,8 @@ from ir.types import KV, DType, Tensor
 Printer = Callable[[Context, Op], list[str]]
 
 ACTIVATIONS = {
-    "none": "None", "relu": "Relu", "silu": "Silu", "gelu": "Gelu", "gelu_tanh": "GeluTanh", "sigmoid": "Sigmoid",
-    "tanh": "Tanh",
+    "none": "None", "relu": "Relu", "silu": "Silu", "gelu": "Gelu", "gelu_tanh": "GeluTanh",
+    "sigmoid": "Sigmoid", "tanh": "Tanh",
 }  # fmt: skip
 
 
@@ -41,8 +43,10 @@ def keys_in_lanes(kv: KV, index: int) -> bool:
     return next((i for i, s in enumerate(kv.streams) if s.name == "k"), -1) == index
 
 
-def _y(ctx: Context, op: Op) -> str:
-    return ctx.pointer(op.out)
+def call(name: str, *args: object) -> str:
+    """A call by every thread, broken after commas where it is long."""
+    text = f"{name}(th, {', '.join(map(str, args))});"
+    return "\n      ".join(textwrap.wrap(text, 110, break_long_words=False, break_on_hyphens=False))
 
 
 def _flat_rows(ctx: Context, op: Op, arg: Value) -> tuple[str, str]:
@@ -68,29 +72,29 @@ def linear(ctx: Context, op: Op) -> list[str]:
         raise refuse(op, "the weight must be a constant and the input f32")
     rows, ld = _flat_rows(ctx, op, x)
     r_ld = _flat_rows(ctx, op, cast(Value, residual))[1] if residual is not None else "0"
-    n, gated = shape_of(op.out)[-1], bool(op.attr("gated", False))
+    k, n, gated = shape_of(x)[-1], shape_of(op.out)[-1], bool(op.attr("gated", False))
     packed = ctx.weight(w, "paired" if gated else "panels")
     act = ACTIVATIONS[op.attr("activation", "none")]
-    scratch = ctx.identifiers[op.out.name] + "_scratch"
-    paired = "true" if gated else "false"
-    epilogue = f"Epilogue<{act}>{{{_y(ctx, op)}, {n}, {ctx.pointer(bias)}, {ctx.pointer(residual)}, {r_ld}, {n}}}"
+    fields = ", ".join(map(str, (ctx.pointer(op.out), n, ctx.pointer(bias), ctx.pointer(residual), r_ld, n)))
     return [
-        f"linear<{paired}>(th, {ctx.pointer(x)}, {ld}, {rows}, {shape_of(x)[-1]}, {n}, {packed}, {scratch},",
-        f"  {epilogue});",
-    ]
+        f"Epilogue<{act}> finish{{{fields}}};",
+        call(
+            f"linear<{'true' if gated else 'false'}>",
+            ctx.pointer(x), ld, rows, k, n, packed, ctx.scratch(op), "finish",
+        ),
+    ]  # fmt: skip
 
 
 def embed(ctx: Context, op: Op) -> list[str]:
     ids, table = cast(Value, op.args[0]), cast(Any, op.args[1])
     if not ctx.is_constant(table) or dtype_of(op.out) is not DType.F32 or not ctx.is_contiguous(ids):
         raise refuse(op, "the table must be a constant, the ids contiguous and the result f32")
-    layout = "panels" if reads_panels(ctx, table) else "table"
+    panels = reads_panels(ctx, table)
     vocab, width = shape_of(table)
-    kernel = "embed_panels" if layout == "panels" else "embed_rows"
-    pointer = ctx.weight(table, layout)
-    return [
-        f"{kernel}(th, {ctx.pointer(ids)}, {size(product(shape_of(ids)))}, {pointer}, {vocab}, {width}, {_y(ctx, op)});"
-    ]
+    pointer = ctx.weight(table, "panels" if panels else "table")
+    count = size(product(shape_of(ids)))
+    name = "embed_panels" if panels else "embed_rows"
+    return [call(name, ctx.pointer(ids), count, pointer, vocab, width, ctx.pointer(op.out))]
 
 
 def reads_panels(ctx: Context, table: Value | Weight) -> bool:
@@ -115,7 +119,9 @@ def _norm_weight(op: Op, w: Any, rank: int) -> str:
     if w is None:
         return "0"
     shape, x = shape_of(w), shape_of(op.args[0])
-    if shape[-rank:] != x[-rank:] or (len(shape) > rank and product(shape[:-rank]) not in (1, product(x[1:-rank]))):
+    if shape[-rank:] != x[-rank:] or (
+        len(shape) > rank and product(shape[:-rank]) not in (1, product(x[1:-rank]))
+    ):
         raise refuse(op, f"a weight of shape {list(shape)} does not cover rows of {list(x)}")
     return "0" if product(shape[:-rank]) == 1 else str(product(x[-rank:]))
 
@@ -127,10 +133,10 @@ def norm(ctx: Context, op: Op) -> list[str]:
     steps = {_norm_weight(op, a, rank) for a in (w, b) if a is not None} or {"0"}
     if len(steps) > 1 or dtype_of(x) is not DType.F32:
         raise refuse(op, "weight and bias must have one shape and the input be f32")
-    pointers = ctx.pointer(w) if op.kind == "rms_norm" else f"{ctx.pointer(w)}, {ctx.pointer(b)}"
+    weights = [ctx.pointer(w)] if op.kind == "rms_norm" else [ctx.pointer(w), ctx.pointer(b)]
     eps = literal(op.attr("eps"), DType.F32)
     return [
-        f"{op.kind}(th, {ctx.pointer(x)}, {_inner(ctx, x, rank)}, {pointers}, {steps.pop()}, {eps}, {_y(ctx, op)});"
+        call(op.kind, ctx.pointer(x), _inner(ctx, x, rank), *weights, steps.pop(), eps, ctx.pointer(op.out))
     ]
 
 
@@ -139,32 +145,44 @@ def rope(ctx: Context, op: Op) -> list[str]:
     x, cos, sin = (cast(Value, a) for a in op.args)
     shape, angles = shape_of(x), shape_of(cos)
     heads = product(angles[1:-1])
-    if len(angles) != len(shape) or heads not in (1, product(shape[1:-1])) or ctx.ld(cos) != ctx.ld(sin):
+    if (
+        len(angles) != len(shape)
+        or heads not in (1, product(shape[1:-1]))
+        or ctx.ld(cos) != ctx.ld(sin)
+        or angles[0] not in (1, shape[0])
+    ):
         raise refuse(op, f"cos {list(angles)} does not fit {list(shape)} row by row")
     cs_ld = ctx.ld(cos) if angles[0] == shape[0] else "0"
     pairs = angles[-1]
     form = f"Rope{{{pairs}, {op.attr('offset', 0)}, {cs_ld}, {0 if heads == 1 else pairs}}}"
-    interleaved = "true" if op.attr("interleaved", False) else "false"
+    name = f"rope<{'true' if op.attr('interleaved', False) else 'false'}>"
     return [
-        f"rope<{interleaved}>(th, {ctx.pointer(x)}, {_inner(ctx, x)}, {ctx.pointer(cos)}, {ctx.pointer(sin)}, {form},",
-        f"  {_y(ctx, op)});",
+        call(
+            name,
+            ctx.pointer(x),
+            _inner(ctx, x),
+            ctx.pointer(cos),
+            ctx.pointer(sin),
+            form,
+            ctx.pointer(op.out),
+        )
     ]
 
 
 def kv_write(ctx: Context, op: Op) -> list[str]:
     kv, group = cast(KV, cast(Value, op.args[0]).type), ctx.kv_group[op.out.name]
     offsets, layer_bytes = kv_layout(kv)
+    data, slots = f"(char*)s.groups[{group}].data", ctx.pointer(op.args[-1])
     lines: list[str] = []
     for index, (stream, x) in enumerate(zip(kv.streams, op.args[1:-1], strict=True)):
         if dtype_of(x) is not DType.F32 or stream.dtype not in (DType.F32, DType.BF16):
             raise refuse(op, f"stream {stream.name} of {stream.dtype} from {dtype_of(x)}")
         keys = "true" if keys_in_lanes(kv, index) else "false"
-        offset = op.attr("layer") * layer_bytes + offsets[index]
-        lines += [
-            f"kv_write<{keys}, {CTYPES[stream.dtype]}>(th, {ctx.pointer(x)}, {ctx.ld(x)}, T, {stream.heads}, "
-            f"{stream.head_size},",
-            f"  {ctx.pointer(op.args[-1])}, (char*)s.groups[{group}].data, {block_bytes(kv)}, {offset});",
-        ]
+        name = f"kv_write<{keys}, {CTYPES[stream.dtype]}>"
+        place = (block_bytes(kv), op.attr("layer") * layer_bytes + offsets[index])
+        lines.append(
+            call(name, ctx.pointer(x), ctx.ld(x), "T", stream.heads, stream.head_size, slots, data, *place)
+        )
     return lines
 
 
@@ -176,22 +194,23 @@ def paged_attention(ctx: Context, op: Op) -> list[str]:
     if not keys_in_lanes(kv, 0) or dtype_of(q) is not DType.F32 or kv.block != 16:
         raise refuse(op, "the first stream must be k, the queries f32 and blocks of 16 tokens")
     key, value = kv.streams[0], kv.streams[1]
+    if {key.dtype, value.dtype} - {DType.F32, DType.BF16} or key.heads != value.heads:
+        raise refuse(op, f"streams of {key.dtype} and {value.dtype}, {key.heads} and {value.heads} heads")
     offsets, layer_bytes = kv_layout(kv)
     base = op.attr("layer") * layer_bytes
     mask = ctx.mask(op.attr("mask"), tuple(int(cast(Any, shape_of(t)[1])) for t in tables))
-    heads = shape_of(q)[1]
     scale, softcap = (literal(float(op.attr(n, 0.0)), DType.F32) for n in ("scale", "softcap"))
-    kind = f"Attention<{CTYPES[key.dtype]}, {CTYPES[value.dtype]}, {key.head_size}, {value.head_size}, {mask}>"
+    types = f"{CTYPES[key.dtype]}, {CTYPES[value.dtype]}, {key.head_size}, {value.head_size}, {mask}"
+    where = f"s.groups[{group}]"
     return [
-        "{",
-        f"  AttentionArgs args = {{{ctx.pointer(q)}, {ctx.ld(q)}, {_y(ctx, op)}, {ctx.ld(op.out)}, {heads}, {key.heads},",
-        f"    {scale}, {softcap}, {ctx.pointer(sinks)}, {ctx.pointer(slopes)},",
-        f"    {{(const char*)s.groups[{group}].data, {block_bytes(kv)}, {base + offsets[0]}, {base + offsets[1]},",
-        f"     s.groups[{group}].table, s.groups[{group}].table_stride}},",
-        f"    s.lens, s.starts, R, {ctx.identifiers[op.out.name]}_scratch}};",
-        f"  {mask} mask = {{{', '.join(ctx.pointer(t) for t in tables)}}};",
-        f"  {kind}(args, mask).run(th);",
-        "}",
+        f"Cache cache{{(const char*){where}.data, {block_bytes(kv)},",
+        f"            {base + offsets[0]}, {base + offsets[1]}, {where}.table, {where}.table_stride}};",
+        f"AttentionArgs args{{{ctx.pointer(q)}, {ctx.ld(q)}, {ctx.pointer(op.out)}, {ctx.ld(op.out)},",
+        f"                   {shape_of(q)[1]}, {key.heads}, {scale}, {softcap},",
+        f"                   {ctx.pointer(sinks)}, {ctx.pointer(slopes)},",
+        f"                   cache, s.lens, s.starts, R, {ctx.scratch(op)}}};",
+        f"{mask} mask{{{', '.join(ctx.pointer(t) for t in tables)}}};",
+        f"Attention<{types}>(args, mask).run(th);",
     ]
 
 
@@ -199,11 +218,9 @@ def take_rows(ctx: Context, op: Op) -> list[str]:
     x, rows = cast(Value, op.args[0]), cast(Value, op.args[1])
     if op.kind == "take" and op.attr("axis") != 0:
         raise refuse(op, "it gathers along an axis after the first")
-    width = size(product(shape_of(x)[1:]))
-    count = size(product(shape_of(rows)))
-    return [
-        f"take_rows(th, {ctx.pointer(x)}, {ctx.ld(x)}, {width}, {ctx.pointer(rows)}, {count}, {_y(ctx, op)}, {width});"
-    ]
+    width, count = size(product(shape_of(x)[1:])), size(product(shape_of(rows)))
+    y = ctx.pointer(op.out)
+    return [call("take_rows", ctx.pointer(x), ctx.ld(x), width, ctx.pointer(rows), count, y, width)]
 
 
 def _static(op: Op, shape: tuple[Dim, ...]) -> tuple[int, ...]:
@@ -215,13 +232,11 @@ def _static(op: Op, shape: tuple[Dim, ...]) -> tuple[int, ...]:
 def _copy(ctx: Context, op: Op, x: Any, start: int, target: Value, to: int, axis: int, count: int) -> str:
     """Copies `count` of an axis (not the first) of x from `start` to the target's `to`."""
     _static(op, shape_of(x)[1:])
-    post = cast(int, product(shape_of(x)[axis + 1 :]))
-    pre = cast(int, product(shape_of(x)[1:axis]))
+    pre, post = cast(int, product(shape_of(x)[1:axis])), cast(int, product(shape_of(x)[axis + 1 :]))
     x_step, y_step = (cast(int, shape_of(v)[axis]) * post for v in (x, target))
-    return (
-        f"copy_parts(th, {ctx.pointer(x)} + {start * post}, {ctx.ld(x)}, {x_step}, {ctx.pointer(target)} + {to * post}, "
-        f"{ctx.ld(target)}, {y_step}, {size(shape_of(x)[0])}, {pre}, {count * post});"
-    )
+    source = (f"{ctx.pointer(x)} + {start * post}", ctx.ld(x), x_step)
+    result = (f"{ctx.pointer(target)} + {to * post}", ctx.ld(target), y_step)
+    return call("copy_parts", *source, *result, size(shape_of(x)[0]), pre, count * post)
 
 
 def concat(ctx: Context, op: Op) -> list[str]:
@@ -230,10 +245,8 @@ def concat(ctx: Context, op: Op) -> list[str]:
         count = cast(Any, shape_of(x)[axis])
         if axis == 0:
             width = size(product(shape_of(x)[1:]))
-            lines.append(
-                f"copy_parts(th, {ctx.pointer(x)}, {ctx.ld(x)}, 0, {_y(ctx, op)} + {size(at)} * {width}, {width}, 0, "
-                f"{size(count)}, 1, {width});"
-            )
+            y = f"{ctx.pointer(op.out)} + {size(at)} * {width}"
+            lines.append(call("copy_parts", ctx.pointer(x), ctx.ld(x), 0, y, width, 0, size(count), 1, width))
         else:
             lines.append(_copy(ctx, op, x, 0, op.out, at, axis, count))
         at = at + count
@@ -280,19 +293,15 @@ def _permute(ctx: Context, op: Op, x: Value, offset: int, shape: tuple[int, ...]
         raise refuse(op, "it has more than five axes")
     sizes = (1,) * (4 - len(shape)) + shape
     steps = [0] * (4 - len(strides)) + strides
-    spelled = [f"{{{', '.join(map(str, v))}}}" for v in (sizes, steps)]
-    return (
-        f"permute(th, {ctx.pointer(x)} + {offset}, {ctx.ld(x)}, {_y(ctx, op)}, {size(shape_of(x)[0])}, {spelled[0]}, "
-        f"{spelled[1]});"
-    )
+    braced = [f"{{{', '.join(map(str, v))}}}" for v in (sizes, steps)]
+    source = (f"{ctx.pointer(x)} + {offset}", ctx.ld(x))
+    return call("permute", *source, ctx.pointer(op.out), size(shape_of(x)[0]), *braced)
 
 
 def reshape(ctx: Context, op: Op) -> list[str]:
-    x = cast(Value, op.args[0])
-    width = size(product(shape_of(x)[1:]))
-    return [
-        f"copy_parts(th, {ctx.pointer(x)}, {ctx.ld(x)}, 0, {_y(ctx, op)}, {width}, 0, {size(shape_of(x)[0])}, 1, {width});"
-    ]
+    x, y = cast(Value, op.args[0]), ctx.pointer(op.out)
+    rows, width = size(shape_of(x)[0]), size(product(shape_of(x)[1:]))
+    return [call("copy_parts", ctx.pointer(x), ctx.ld(x), 0, y, width, 0, rows, 1, width)]
 
 
 def reduction(ctx: Context, op: Op) -> list[str]:
@@ -300,20 +309,22 @@ def reduction(ctx: Context, op: Op) -> list[str]:
     x, axes = cast(Value, op.args[0]), sorted(op.attr("axes"))
     rank = type_of(x).rank
     if axes != list(range(rank - len(axes), rank)) or len(axes) in (0, rank):
-        raise refuse(op, f"it reduces axes {axes} of {list(shape_of(x))}; there is a kernel for the last ones")
+        raise refuse(
+            op, f"it reduces axes {axes} of {list(shape_of(x))}; there is a kernel for the last ones"
+        )
     rows = _inner(ctx, x, len(axes))
     if op.kind == "max":
-        return [f"max_rows(th, {ctx.pointer(x)}, {rows}, {_y(ctx, op)});"]
+        return [call("max_rows", ctx.pointer(x), rows, ctx.pointer(op.out))]
     width = size(product(shape_of(x)[rank - len(axes) :]))
     scale = "1.0f" if op.kind == "sum" else f"1.0f / float({width})"
-    return [f"sum_rows(th, {ctx.pointer(x)}, {rows}, {scale}, {_y(ctx, op)});"]
+    return [call("sum_rows", ctx.pointer(x), rows, scale, ctx.pointer(op.out))]
 
 
 def along_last(ctx: Context, op: Op) -> list[str]:
     x = cast(Value, op.args[0])
     if op.attr("axis") != type_of(x).rank - 1 or (op.kind == "softmax" and dtype_of(x) is not DType.F32):
         raise refuse(op, "there is a kernel for the last axis of f32 values")
-    return [f"{op.kind}_rows(th, {ctx.pointer(x)}, {_inner(ctx, x)}, {_y(ctx, op)});"]
+    return [call(f"{op.kind}_rows", ctx.pointer(x), _inner(ctx, x), ctx.pointer(op.out))]
 
 
 def matmul(ctx: Context, op: Op) -> list[str]:
@@ -322,13 +333,15 @@ def matmul(ctx: Context, op: Op) -> list[str]:
     a, b, out = shape_of(x), shape_of(y), shape_of(op.out)
     shared = len(b) == 2 or (len(b) == len(a) and b[0] == 1 and a[0] != 1)
     batch = product(a[1:-2])
-    if len(a) < 3 or a[0] != out[0] or product(b[:-2] if shared else b[1:-2]) not in (batch, 1 if batch == 1 else -1):
+    if (
+        len(a) < 3
+        or a[0] != out[0]
+        or product(b[:-2] if shared else b[1:-2]) not in (batch, 1 if batch == 1 else -1)
+    ):
         raise refuse(op, f"{list(a)} times {list(b)} is not a product within each token")
     y_ld = "0" if shared else ctx.ld(y)
-    return [
-        f"matmul_rows(th, {ctx.pointer(x)}, {ctx.ld(x)}, {ctx.pointer(y)}, {y_ld}, {size(a[0])}, {batch}, "
-        f"{a[-2]}, {a[-1]}, {b[-1]}, {_y(ctx, op)});"
-    ]
+    sizes = (size(a[0]), batch, a[-2], a[-1], b[-1])
+    return [call("matmul_rows", ctx.pointer(x), ctx.ld(x), ctx.pointer(y), y_ld, *sizes, ctx.pointer(op.out))]
 
 
 def constant(ctx: Context, op: Op) -> list[str]:
@@ -336,9 +349,11 @@ def constant(ctx: Context, op: Op) -> list[str]:
     dtype = dtype_of(op.out)
     count = size(product(shape_of(op.out)))
     if op.kind == "iota":
-        return [f"iota(th, {_y(ctx, op)}, {count});"]
-    value = literal(op.attr("value"), dtype) if op.kind == "full" else f"{CTYPES[dtype]}({size(op.attr('size'))})"
-    return [f"fill<{CTYPES[dtype]}>(th, {_y(ctx, op)}, {count}, {value});"]
+        return [call("iota", ctx.pointer(op.out), count)]
+    value = (
+        literal(op.attr("value"), dtype) if op.kind == "full" else f"{CTYPES[dtype]}({size(op.attr('size'))})"
+    )
+    return [call(f"fill<{CTYPES[dtype]}>", ctx.pointer(op.out), count, value)]
 
 
 KERNELS: dict[str, Printer] = {

@@ -1,4 +1,4 @@
-"""Mask predicates as C++: a struct with the range outside of which nothing is seen, and the rest as a function."""
+"""Mask predicates as C++: a struct with the range that holds all that is seen, and the rest as a function."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _COMPARE = {"<=": "<=", "<": "<", ">=": ">=", ">": ">", "==": "==", "!=": "!=", 
 
 
 def mask_struct(name: str, predicate: Any, table_columns: tuple[int, ...]) -> str:
-    """A struct with low(q) <= k < high(q) as a bound of the keys that q sees, and sees(q, k) where that is not all.
+    """A struct with low(q) <= k < high(q) as a bound of the keys that q sees, and sees(q, k) where that is
+    not all.
 
     table_columns: the row length of each boolean table.
     """

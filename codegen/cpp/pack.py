@@ -23,12 +23,15 @@ CHUNK_BYTES = 16 << 20
 ALIGNMENT = 64
 
 _SAFETENSORS_NAMES = {
-    DType.F64: "F64", DType.F32: "F32", DType.BF16: "BF16", DType.I64: "I64", DType.I32: "I32", DType.I8: "I8",
+    DType.F64: "F64", DType.F32: "F32", DType.BF16: "BF16", DType.I64: "I64", DType.I32: "I32", DType.I8:
+    "I8",
     DType.U8: "U8", DType.BOOL: "BOOL",
 }  # fmt: skip
 
 
-def pack_weights(graph: Graph, order: Sequence[PackedWeight], reader: Reader, path: Path, report: Report) -> None:
+def pack_weights(
+    graph: Graph, order: Sequence[PackedWeight], reader: Reader, path: Path, report: Report
+) -> None:
     """Write every weight in its layout. report(done, total) counts bytes."""
     total = sum(w.bytes for w in order)
     offsets, start, size = _write_header(path, order)
@@ -36,16 +39,21 @@ def pack_weights(graph: Graph, order: Sequence[PackedWeight], reader: Reader, pa
         return
     evaluator, done = Evaluator(graph, reader), 0
     for weight, offset in zip(order, offsets, strict=True):
-        file = np.memmap(path, np.uint8, "r+", start + offset, (max(weight.bytes, 1),)) if weight.bytes else None
+        file = (
+            np.memmap(path, np.uint8, "r+", start + offset, (max(weight.bytes, 1),)) if weight.bytes else None
+        )
         if file is not None:
-            _pack(weight, evaluator, file[: weight.bytes].view(weight.dtype.numpy).reshape(weight.packed_shape))
+            _pack(
+                weight, evaluator, file[: weight.bytes].view(weight.dtype.numpy).reshape(weight.packed_shape)
+            )
             file.flush()
         done += weight.bytes
         report(done, total)
 
 
 def _write_header(path: Path, order: Sequence[PackedWeight]) -> tuple[list[int], int, int]:
-    """Write the header and make the file its full length. Returns the tensors' offsets, where data starts, the length.
+    """Write the header and make the file its full length. Returns the tensors' offsets, where data starts,
+    the length.
 
     The format allows no holes, so small filler tensors keep every weight on a 64-byte boundary.
     """

@@ -1,6 +1,8 @@
-"""Pointwise groups printed as loops: one function per distinct group, shared by all the places where it occurs.
+"""Pointwise groups printed as loops: one function per distinct group, shared by all the places where it
+occurs.
 
-A group whose values are all f32 (comparisons inside it aside) works on vectors of 16; any other is a scalar loop whose
+A group whose values are all f32 (comparisons inside it aside) works on vectors of 16; any other is a scalar
+loop whose
 functions have the bits of the vector ones.
 """
 
@@ -22,8 +24,8 @@ BINARY = {
     "eq": "{0} == {1}", "ne": "{0} != {1}", "and": "{0} & {1}", "or": "{0} | {1}",
 }  # fmt: skip
 FUNCTIONS = (
-    "abs", "exp", "log", "sqrt", "rsqrt", "tanh", "sin", "cos", "sigmoid", "erf", "relu", "silu", "gelu", "gelu_tanh",
-    "softplus", "floor",
+    "abs", "exp", "log", "sqrt", "rsqrt", "tanh", "sin", "cos", "sigmoid", "erf", "relu", "silu", "gelu",
+    "gelu_tanh", "softplus", "floor",
 )  # fmt: skip
 UNARY = {name: f"{name}({{0}})" for name in FUNCTIONS} | {"expand": "{0}"}
 VECTOR = BINARY | UNARY | {"neg": "neg({0})", "not": "~{0}", "where": "select({0}, {1}, {2})", "cast": "{0}"}
@@ -37,7 +39,7 @@ class NoKernel(ValueError):
 
 @dataclass(frozen=True)
 class Operand:
-    """An array that a group reads or writes. strides: elements per axis; the first is a parameter, given as text."""
+    """An array that a group reads or writes. strides: of axes after the first, whose own is given as text."""
 
     type: Tensor
     pointer: str
@@ -98,7 +100,10 @@ def print_group(group: Group) -> tuple[str, list[str]]:
         args += [array.pointer, array.first]
     axes = _axes(group)
     vector = is_vector(group) and bool(axes)
-    lines = [f"void NAME({', '.join(params)}) {{", "  for (int64_t t = th.first(rows); t < th.last(rows); t++)"]
+    lines = [
+        f"void NAME({', '.join(params)}) {{",
+        "  for (int64_t t = th.first(rows); t < th.last(rows); t++)",
+    ]
     loops = axes[:-1] if vector else axes
     lines += [f"  for (int64_t i{i} = 0; i{i} < {axes[i][0]}; i{i}++)" for i in range(len(loops))]
     body = _vector_body(group, axes, local) if vector else _scalar_body(group, axes, local)
@@ -128,7 +133,9 @@ def _address(short: str, name: str, axes: Sequence[tuple[int, dict[str, int]]], 
     return " + ".join(terms)
 
 
-def _vector_body(group: Group, axes: Sequence[tuple[int, dict[str, int]]], local: dict[str, str]) -> list[str]:
+def _vector_body(
+    group: Group, axes: Sequence[tuple[int, dict[str, int]]], local: dict[str, str]
+) -> list[str]:
     width, strides = axes[-1]
     whole = width % 16 == 0
     lines = [f"  for (int64_t c = 0; c < {width}; c += W) {{"]
@@ -144,7 +151,9 @@ def _vector_body(group: Group, axes: Sequence[tuple[int, dict[str, int]]], local
         lines.append(f"    {kind} {names[key(op.out)]} = {_vector(op, names)};")
     for name in group.outputs:
         at = _address(local[name], name, axes, len(axes) - 1)
-        store = f"store({at} + c, {names[name]})" if whole else f"store_n({at} + c, {names[name]}, {width} - c)"
+        store = (
+            f"store({at} + c, {names[name]})" if whole else f"store_n({at} + c, {names[name]}, {width} - c)"
+        )
         lines.append(f"    {store};")
     return [*lines, "  }"]
 
@@ -176,7 +185,9 @@ def _clamp(op: Op, x: str, spell: Any) -> str:
     return x if high is None else f"minimum({x}, {spell(high)})"
 
 
-def _scalar_body(group: Group, axes: Sequence[tuple[int, dict[str, int]]], local: dict[str, str]) -> list[str]:
+def _scalar_body(
+    group: Group, axes: Sequence[tuple[int, dict[str, int]]], local: dict[str, str]
+) -> list[str]:
     lines = ["  {"]
     names: dict[str, str] = {}
     for index, (name, array) in enumerate(group.inputs.items()):

@@ -1,4 +1,4 @@
-"""How things are spelled in C++: types, literals, sizes, comments. Nothing from a checkpoint reaches source unescaped."""
+"""How types, literals, sizes, names and comments are spelled in C++. Nothing reaches source unescaped."""
 
 from __future__ import annotations
 
@@ -44,7 +44,13 @@ def literal(value: bool | int | float, dtype: DType) -> str:
         return '__builtin_nanf("")'
     if number in (float("inf"), float("-inf")):
         return f"{'-' if number < 0 else ''}__builtin_inff()"
-    return repr(number) if dtype is DType.F64 else f"{np.float32(value)!s}f" if _has_point(value) else f"{number!r}f"
+    return (
+        repr(number)
+        if dtype is DType.F64
+        else f"{np.float32(value)!s}f"
+        if _has_point(value)
+        else f"{number!r}f"
+    )
 
 
 def _has_point(value: Any) -> bool:

@@ -1,6 +1,8 @@
-"""Which arrays the kernels read, and in which layout; and the arrays themselves, computed a few rows at a time.
+"""Which arrays the kernels read, and in which layout; and the arrays themselves, computed a few rows at a
+time.
 
-Ops on weights and literals alone are evaluated here, with the op table's numpy references, when weights are packed.
+Ops on weights and literals alone are evaluated here, with the op table's numpy references, when weights are
+packed.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class Reader(Protocol):
 class PackedWeight:
     """One array of the packed file.
 
-    layout: "panels" ([N/16][K][16]), "paired" (panels of the two halves, alternating: gate, up), "table" (rows to look
+    layout: "panels" ([N/16][K][16]), "paired" (panels of the two halves, alternating: gate, up), "table"
+    (rows to look
     up) or "plain".
     source: the weight, or the value computed from weights. dtype: as packed. shape: before packing.
     """
@@ -55,7 +58,7 @@ class PackedWeight:
 
 
 def packed_dtype(dtype: DType, layout: str) -> DType:
-    """bf16 stays bf16 in panels and embedding tables; elsewhere 16-bit floats are widened, which loses nothing."""
+    """bf16 stays bf16 in panels and embedding tables; other 16-bit floats are widened, without loss."""
     if dtype is DType.F16 or (dtype is DType.BF16 and layout == "plain"):
         return DType.F32
     return dtype

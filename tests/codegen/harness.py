@@ -1,4 +1,4 @@
-"""Compiles a lowered graph and runs it through the C ABI, with poisoned memory, beside the reference interpreter."""
+"""Compiles a lowered graph and runs it through the C ABI, with poisoned memory, beside the interpreter."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Arrays:
 def best_level() -> str:
     """The first ISA level that this machine has."""
     flags = set(Path("/proc/cpuinfo").read_text().split())
-    return next(n for n in cpp.DEFAULT_LEVELS if set(level(n).features) <= flags)
+    return next(n for n in cpp.default_levels() if set(level(n).features) <= flags)
 
 
 def level(name: str) -> Any:
@@ -114,7 +114,7 @@ class Model:
         cpp.write_sources(self.generated, directory)
         cpp.pack(self.generated, Arrays(self.weights), directory / "w.safetensors")
         (self.kernel,) = cpp.build(directory, [isa or best_level()])
-        self.library = ctypes.CDLL(str(self.kernel.file))
+        self.library = ctypes.CDLL(str(directory / self.kernel.file))
         self.library.octavo_open.restype = ctypes.c_void_p
         self.library.octavo_open.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32]
         self.library.octavo_forward.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
@@ -123,7 +123,7 @@ class Model:
             ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32]  # fmt: skip
         self.packed = load_packed(directory / "w.safetensors")
         self._order = (ctypes.c_void_p * len(self.generated.weight_order))(
-            *(pointer(self.packed[w.name]) for w in self.generated.weight_order)
+            *(pointer(self.packed[name]) for name in self.generated.weight_order)
         )
         self.states = [v.type for v in self.graph.inputs if isinstance(v.type, KV)]
 
@@ -141,8 +141,14 @@ class Model:
         up = lambda n: (n + 15) // 16 * 16  # noqa: E731
         return plan["T"] * up(t) + plan["R"] * up(r) + plan["Q"] * up(q) + plan[""]
 
-    def step(self, engine: int, cache: list[Array], chunks: Sequence[Chunk], rows: Sequence[int] | None = None,
-             stride: int = 64) -> Array:  # fmt: skip
+    def step(
+        self,
+        engine: int,
+        cache: list[Array],
+        chunks: Sequence[Chunk],
+        rows: Sequence[int] | None = None,
+        stride: int = 64,
+    ) -> Array:
         """One forward. Returns the logits of `rows` (all tokens by default)."""
         packed = pack_step(chunks, stride)
         rows_array = np.asarray(range(len(packed["ids"])) if rows is None else rows, np.int32)
@@ -211,14 +217,21 @@ def load_packed(path: Path) -> dict[str, Array]:
     return found
 
 
-def reference_step(graph: Graph, weights: Mapping[str, Array], states: list[dict[str, Array]], chunks: Sequence[Chunk],
-                   rows: Sequence[int] | None = None) -> tuple[Array, list[dict[str, Array]]]:  # fmt: skip
+def reference_step(
+    graph: Graph,
+    weights: Mapping[str, Array],
+    states: list[dict[str, Array]],
+    chunks: Sequence[Chunk],
+    rows: Sequence[int] | None = None,
+) -> tuple[Array, list[dict[str, Array]]]:
     """The same step by the interpreter in float64; the states are those after it."""
     packed = pack_step(chunks, max(len(c.table) for c in chunks))
     packed["table"] = np.maximum(packed["table"], 0)
     inputs: dict[str, Any] = {n: packed[n] for n in ("ids", "pos", "lens", "starts")}
     inputs["rows"] = np.asarray(range(len(packed["ids"])) if rows is None else rows, np.int32)
-    for g, (value, state) in enumerate(zip([v for v in graph.inputs if isinstance(v.type, KV)], states, strict=True)):
+    for g, (value, state) in enumerate(
+        zip([v for v in graph.inputs if isinstance(v.type, KV)], states, strict=True)
+    ):
         inputs[value.name] = state
         inputs[f"slots{g}"], inputs[f"table{g}"] = packed["slots"], packed["table"]
     run = interpret(graph, inputs, weights, np.float64)
@@ -233,3 +246,12 @@ def empty_states(graph: Graph, blocks: int) -> list[dict[str, Array]]:
             state = empty_kv(value.type, blocks)
             found.append({n: a.astype(np.float64) if a.dtype == np.float32 else a for n, a in state.items()})
     return found
+
+
+def build_cpp(source: str, directory: Path, isa: str | None = None) -> ctypes.CDLL:
+    """A library from a test's own source that includes the kernel headers."""
+    for header in cpp.INCLUDE.glob("*.h"):
+        (directory / header.name).write_bytes(header.read_bytes())
+    (directory / "forward.cpp").write_text(source)
+    (kernel,) = cpp.build(directory, [isa or best_level()])
+    return ctypes.CDLL(str(directory / kernel.file))
