@@ -25,8 +25,6 @@ Converter = Callable[..., Any]
 
 CONVERTERS: dict[str, Converter] = {**aten_pointwise.TABLE, **aten_shape.TABLE, **aten_linear.TABLE}
 
-SUPPORTED = frozenset(CONVERTERS)  # what an export need not decompose
-
 DROPPED = frozenset(
     {
         "aten._assert_tensor_metadata.default",
@@ -36,6 +34,8 @@ DROPPED = frozenset(
         "aten.sym_constrain_range.default",
     }
 )  # checks of what the types already say; they have no result
+
+SUPPORTED = frozenset(CONVERTERS) | DROPPED | {"aten.sym_size.int"}  # what an export need not decompose
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,12 @@ def _copy(c: Context, x: Any, *_: Any, **__: Any) -> Any:
     return c.tensor(x, c.out.dtype)
 
 
+def _dropout(c: Context, x: Any, rate: float, train: bool) -> Any:
+    if train and rate:
+        raise ImportRefused("dropout is active: export the module in eval mode")
+    return x
+
+
 def _full(c: Context, shape: Any, value: Any, **_: Any) -> Any:
     dtype = c.out.dtype
     if not isinstance(value, bool | int | float):
@@ -228,6 +234,9 @@ TABLE: dict[str, Convert] = {
     "aten.clamp_max.default": _clamp_max,
     "aten._to_copy.default": _copy,
     "aten.to.dtype": _copy,
+    "aten.to.device": _copy,
+    "aten.to.dtype_layout": _copy,
+    "aten.to.other": _copy,
     "aten.type_as.default": _copy,
     "aten.clone.default": _copy,
     "aten.alias.default": _copy,
@@ -235,7 +244,7 @@ TABLE: dict[str, Convert] = {
     "aten.detach_.default": _copy,
     "aten.contiguous.default": _copy,
     "aten.lift_fresh_copy.default": _copy,
-    "aten.dropout.default": _copy,
+    "aten.dropout.default": _dropout,
     "aten.full.default": _full,
     "aten.full_like.default": _full_like,
     "aten.new_full.default": _new_full,

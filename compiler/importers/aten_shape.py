@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import sympy
+
 from compiler.importers.context import Context
 from compiler.importers.refused import ImportRefused
 from ir.types import DType
@@ -48,6 +50,8 @@ def _bound(c: Context, value: Any, size: Any, otherwise: Any) -> Any:
         return size
     if isinstance(value, int) and value < 0:
         return max(size + value, 0) if isinstance(size, int) else size + value
+    if isinstance(value, sympy.Basic) and value.is_negative:
+        return size + value
     return min(value, size) if isinstance(value, int) and isinstance(size, int) else value
 
 

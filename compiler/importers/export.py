@@ -9,8 +9,9 @@ fail at single lengths.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from functools import reduce
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,12 @@ def export_program(module: Any, args: tuple[Any, ...], context: int, supported: 
 
 
 def functionalize(program: Any, supported: frozenset[str]) -> Any:
-    """Without in-place ops, and with what is not in `supported` decomposed where torch knows how."""
+    """Without in-place ops, and with what is not in `supported` decomposed where torch knows how.
+
+    A program that is so already is left alone: tracing it again would take as long as the export.
+    """
+    if all(_is_plain(node, supported) for node in program.graph.nodes):
+        return program
     import torch
 
     from torch._decomp import decomposition_table
@@ -57,6 +63,16 @@ def functionalize(program: Any, supported: frozenset[str]) -> Any:
     unsupported = {op: fn for op, fn in table.items() if str(op) not in supported}
     with quiet():
         return program.run_decompositions(unsupported)
+
+
+def _is_plain(node: Any, supported: frozenset[str]) -> bool:
+    """Whether a node is an input, an output, Python's arithmetic on sizes, or a supported op without side effects."""
+    if node.op in ("placeholder", "output"):
+        return True
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None:
+        return str(node.target) in supported and not schema.is_mutable
+    return node.op == "call_function" and type(node.target).__name__ == "builtin_function_or_method"
 
 
 def check_guards(program: Any, context: int) -> None:
@@ -145,7 +161,7 @@ def quiet() -> Iterator[None]:
     transformers_logging.disable_progress_bar()
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

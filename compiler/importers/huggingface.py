@@ -14,11 +14,12 @@ from typing import Any
 from compiler.importers.aten import SUPPORTED, import_program
 from compiler.importers.export import EXAMPLE_LENGTH, export_program, quiet
 from compiler.importers.freeze import freeze_rope
-from compiler.importers.markers import NAME, attention_markers
+from compiler.importers.markers import NAME, attention_markers, one_sequence
 from compiler.importers.model import Imported, ModelInfo
 from compiler.importers.placeholders import Names, constants_of, program_of
 from compiler.importers.refused import ImportRefused
 from compiler.weights import LayeredSource, WeightSource, check_weights, open_checkpoint
+from ir.graph import Graph
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -95,6 +96,7 @@ def import_model(
     model = instantiate(config)
     frozen = freeze_rope(model, config, context)
     names = Names(model, stored_names(model, weights.names))
+    names.move_buffers(model)
     graph = export_graph(model, context, name, names)
     constants = constants_of(model, names, graph)
     layered = LayeredSource((weights, constants), names.renames)
@@ -166,20 +168,27 @@ def stored_names(model: Any, stored: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def export_graph(model: Any, context: int, name: str, names: Names) -> Any:
+def export_graph(model: Any, context: int, name: str, names: Names) -> Graph:
     """The model's graph with one op per attention, or in plain ops where the model has its own attention code."""
-    with attention_markers(model) as markers, quiet():
-        try:
-            model.set_attn_implementation(NAME)
+    with one_sequence():
+        program = _export_marked(model, context)
+        if program is None:
+            with quiet():
+                model.set_attn_implementation("eager")
             program = _export(model, context)
-        except (KeyError, ValueError):
-            markers.calls = -1
-            program = None
-        if program is not None and markers.calls == markers.expected() > 0:
-            return import_program(program_of(program, names, context, name, "model"))
-    with quiet():
-        model.set_attn_implementation("eager")
-        return import_program(program_of(_export(model, context), names, context, name, "model"))
+    return import_program(program_of(program, names, context, name, wrapper="model"))
+
+
+def _export_marked(model: Any, context: int) -> Any:
+    """The export through our attention function; None if not every attention module that ran called it."""
+    with attention_markers(model) as markers:
+        try:
+            with quiet():
+                model.set_attn_implementation(NAME)
+            program = _export(model, context)
+        except KeyError:  # a model with a table of attention classes of its own
+            return None
+        return program if markers.calls == markers.expected() > 0 else None
 
 
 def _export(model: Any, context: int) -> Any:

@@ -46,29 +46,36 @@ class Markers:
 def attention_markers(model: Any) -> Iterator[Markers]:
     """Inside, the attention implementation "octavo" exists; afterwards nothing of it is left."""
     import torch
-    from transformers import masking_utils
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
 
     markers = Markers({id(m): path for path, m in model.named_modules()})
-    packed = masking_utils.find_packed_sequence_indices
     hooks = [m.register_forward_pre_hook(_record(markers, path)) for path, m in _attention_modules(model)]
     with torch.library._scoped_library(NAME, "FRAGMENT") as library:
         library.define(_SCHEMA)
         torch.library.register_fake(f"{NAME}::attention", _shape, lib=library)
         AttentionInterface.register(NAME, _attention_function(markers))
         AttentionMaskInterface.register(NAME, _mask)
-        masking_utils.find_packed_sequence_indices = lambda position_ids: (
-            None
-        )  # one sequence: nothing is packed
         try:
             yield markers
         finally:
-            masking_utils.find_packed_sequence_indices = packed
             AttentionMaskInterface._global_mapping.pop(NAME, None)
             AttentionInterface._global_mapping.pop(NAME, None)
             for hook in hooks:
                 hook.remove()
+
+
+@contextmanager
+def one_sequence() -> Iterator[None]:
+    """Inside, transformers does not look for several sequences packed into one: there is one."""
+    from transformers import masking_utils
+
+    packed = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = packed
 
 
 def _attention_modules(model: Any) -> list[tuple[str, Any]]:

@@ -34,6 +34,12 @@ class Names:
         for group in groups.values():
             self._name.update(dict.fromkeys(group, next((n for n in group if n in self.stored), group[0])))
 
+    def move_buffers(self, model: Any) -> None:
+        """Put the model's buffers where its parameters are, on the meta device; their values stay here."""
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                module._buffers[name] = None if buffer is None else buffer.to("meta")
+
     @property
     def renames(self) -> dict[str, str]:
         """The names that the checkpoint spells otherwise."""

@@ -35,7 +35,8 @@ def _convert(expr: Any, context: int) -> Any:
     args = [_convert(a, context) for a in expr.args]
     kind = type(expr).__name__
     if kind in _DIVISIONS:
-        return FloorDiv(*args)
+        exact = sympy.cancel(args[0] / args[1])
+        return exact if exact.is_polynomial() and exact.is_integer else FloorDiv(*args)
     if kind in ("Min", "Max"):
         return reduce(lambda a, b: _extreme(a, b, context, kind), args)
     if expr.is_Pow and args[1].is_Integer and int(args[1]) > 0:
