@@ -59,7 +59,7 @@ def _conv1d(call: Call) -> tuple[Type, ...]:
     if bias is not None and bias.shape != (outputs,):
         call.fail(f"bias {list(bias.shape)} is not [{outputs}]")
     length: Dim = normalize(x.shape[2] + 2 * padding - w.shape[2] + 1)
-    if not is_size(length):
+    if not is_size(length) or length == 0:
         call.fail(f"a filter of {w.shape[2]} is longer than {x.shape[2]} with padding {padding}")
     return (Tensor(dtype, (x.shape[0], outputs, length)),)
 
