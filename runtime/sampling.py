@@ -72,8 +72,8 @@ def _integer(name: str, value: Any, low: int, high: int) -> None:
 
 
 def _number(name: str, value: Any, low: float, high: float) -> None:
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or not low <= value <= high:  # NaN is in no range
+    number: Any = value if isinstance(value, Real) and not isinstance(value, bool) else None
+    if number is None or not low <= number <= high:  # NaN is in no range
         raise _bad(name, value, f"a number from {low:g} to {high:g}")
 
 

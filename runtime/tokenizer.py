@@ -64,7 +64,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens."""
-        return self._library.decode(list(ids), skip_special_tokens=True)
+        return self._library.decode(ids, skip_special_tokens=True)
 
     def detokenizer(self) -> Detokenizer:
         """For one output, token by token."""
