@@ -14,7 +14,8 @@ from ir.ops import InferError
 from ir.types import DType, Type
 from passes.base import Pass, Result
 from passes.match import dtype as dtype_of
-from passes.match import tensor, weight_values
+from passes.match import tensor
+from passes.places import constants
 
 _MATRIX_OPS = ("linear", "embed")  # their operand 1 is the matrix
 _NARROW = (DType.F16, DType.BF16)
@@ -44,7 +45,7 @@ class _Converter:
 
     def __init__(self, graph: Graph, matrix: DType) -> None:
         self.graph, self.matrix = graph, matrix
-        self.constants = weight_values(graph)
+        self.constants = constants(graph)
         self.build = GraphBuilder(graph.name, graph.dims, graph.inputs)
         self.now: dict[str, Arg] = {}
         self.casts: dict[tuple[Arg, DType], Value] = {}

@@ -94,17 +94,21 @@ def _joined(op: Op, a: Arg, b: Arg, cos: Arg, sin: Arg, interleaved: bool, view:
     if first is None or second is None or first.base != second.base:
         return Miss(_JOIN, op, "the two halves are not of one value")
     start = min(first.start, second.start)
-    whole = Lanes(first.base, start, 1, 2 * first.count)
+    whole = Lanes(first.base, start, 1, 2 * first.count, first.flat)
     if not halves_of(whole, first, second, interleaved):
         return Miss(_JOIN, op, "what is rotated is not two halves (or alternate elements) of x")
     if shape(cos)[-1:] != (first.count,) or shape(sin)[-1:] != (first.count,):
         return Miss(_JOIN, op, "cos and sin are not one number per pair")
-    x = whole.base if whole.whole else _slice(view, whole)
-    return _rope(view, x, cos, sin, interleaved)
+    return _rope(view, _value(view, whole), cos, sin, interleaved)
 
 
-def _slice(view: View, part: Lanes) -> Value:
-    return view.op("slice", part.base, axis=last_axis(part.base), start=part.start, stop=part.stop)
+def _value(view: View, part: Lanes) -> Value:
+    """These elements as a value of their own; step 1."""
+    base = part.base
+    if part.flat:
+        base = view.op("reshape", base, shape=(*shape(base)[:-2], part.width))
+    whole = part.whole
+    return base if whole else view.op("slice", base, axis=last_axis(base), start=part.start, stop=part.stop)
 
 
 def _rope(view: View, x: Value, cos: Arg, sin: Arg, interleaved: bool) -> Value:
@@ -133,10 +137,12 @@ def _joined_lanes(parts: list[Lanes | None]) -> Lanes | None:
     """The elements that parts of one value make together, if each begins where the one before ends."""
     first, end = parts[0], parts[0].start if parts[0] is not None else 0
     for part in parts:
-        if first is None or part is None or part.base != first.base or part.step != 1 or part.start != end:
+        if first is None or part is None or part.step != 1 or part.start != end:
+            return None
+        if (part.base, part.flat) != (first.base, first.flat):
             return None
         end = part.stop
-    return Lanes(first.base, first.start, 1, end - first.start) if first is not None else None
+    return Lanes(first.base, first.start, 1, end - first.start, first.flat) if first is not None else None
 
 
 def _value_of(head: Lanes, part: Arg, view: View) -> Value:
@@ -147,7 +153,7 @@ def _value_of(head: Lanes, part: Arg, view: View) -> Value:
         if isinstance(whole, Value) and lanes(view, whole) == head:
             return whole
         cut = view.made_by(whole, "slice", "split")
-    return head.base if head.whole else _slice(view, head)
+    return _value(view, head)
 
 
 RULES = (

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ir.dims import Dim
-from ir.graph import Arg, Graph, Op, Scalar, Value, Weight
+from ir.dims import Dim, free_names, product
+from ir.graph import Arg, Op, Scalar, Value, Weight
 from ir.ops import OPS
 from ir.rewrite import View
 from ir.types import DType, Tensor
@@ -59,10 +59,6 @@ def orders(op: Op) -> Iterator[tuple[Arg, Arg]]:
     yield b, a
 
 
-def same_kind(a: Op, kind: str) -> bool:
-    return a.kind == kind
-
-
 def last_axis(arg: Arg) -> int:
     return len(shape(arg)) - 1
 
@@ -74,19 +70,9 @@ def is_constant(view: View, arg: Arg, depth: int = CONSTANT_DEPTH) -> bool:
     op = view.producer(arg)
     if op is None or depth == 0 or any(not isinstance(d, int) for d in shape(arg)):
         return False
-    if op.kind == "dim":
-        return isinstance(op.attr("size"), int)
+    if any(free_names(a) for a in op.attrs.values()):
+        return False
     return all(isinstance(a, Scalar | None) or is_constant(view, a, depth - 1) for a in op.args)
-
-
-def weight_values(graph: Graph) -> set[str]:
-    """Names of the values that are computed from weights alone."""
-    found: set[str] = set()
-    for op in graph.ops:
-        args = [a for a in op.args if isinstance(a, Value | Weight)]
-        if args and all(isinstance(a, Weight) or a.name in found for a in args):
-            found.update(out.name for out in op.outs)
-    return found
 
 
 def without_leading_ones(sizes: tuple[Dim, ...]) -> tuple[Dim, ...]:
@@ -96,12 +82,16 @@ def without_leading_ones(sizes: tuple[Dim, ...]) -> tuple[Dim, ...]:
 
 @dataclass(frozen=True)
 class Lanes:
-    """Elements start, start+step, ... of the last axis of a value: `count` of them."""
+    """Elements start, start+step, ... of the last axis of a value: `count` of them.
+
+    flat: the value's last two axes count as one.
+    """
 
     base: Value
     start: int
     step: int
     count: int
+    flat: bool = False
 
     @property
     def stop(self) -> int:
@@ -110,30 +100,40 @@ class Lanes:
 
     @property
     def whole(self) -> bool:
-        return self.start == 0 and self.step == 1 and shape(self.base)[-1] == self.count
+        return self.start == 0 and self.step == 1 and self.count == self.width
+
+    @property
+    def width(self) -> Dim:
+        """Elements that there are to choose from."""
+        return product(shape(self.base)[-2 if self.flat else -1 :])
 
 
 def lanes(view: View, arg: Arg) -> Lanes | None:
-    """Which elements of which value's last axis an operand is, seen through slices, splits and pairings."""
-    if not isinstance(arg, Value) or not shape(arg) or not isinstance(shape(arg)[-1], int):
+    """Which elements of which value's last axis an operand is, seen through slices, splits and pairings.
+
+    An operand [..,P,1] that was cut from pairs [..,P,2] is P elements too.
+    """
+    if not isinstance(arg, Value) or not shape(arg):
         return None
-    whole = Lanes(arg, 0, 1, int(shape(arg)[-1]))  # type: ignore[arg-type]
+    count = shape(arg)[-1]
+    if not isinstance(count, int):
+        return None
     op = view.made_by(arg, "slice", "split", "reshape")
-    if op is None:
-        return whole
-    found = _selected(view, op, arg)
-    return found if found is not None else whole
+    found = _selected(view, op, arg) if op is not None else None
+    return found or Lanes(arg, 0, 1, count)
 
 
 def _selected(view: View, op: Op, arg: Value) -> Lanes | None:
     if op.kind == "reshape":
-        return _one_of_pair(view, op)
-    picked = _picked(op, arg)
-    inner = lanes(view, op.args[0])
+        return _of_pairs(view, op.args[0]) if shape(op.args[0]) == (*shape(arg), 1) else None
+    paired = _of_pairs(view, arg)
+    if paired is not None:
+        return paired
+    picked, inner = _picked(op, arg), lanes(view, op.args[0])
     if picked is None or inner is None:
         return None
     start, step, count = picked
-    return Lanes(inner.base, inner.start + start * inner.step, step * inner.step, count)
+    return Lanes(inner.base, inner.start + start * inner.step, step * inner.step, count, inner.flat)
 
 
 def _picked(op: Op, arg: Value) -> tuple[int, int, int] | None:
@@ -148,18 +148,16 @@ def _picked(op: Op, arg: Value) -> tuple[int, int, int] | None:
     return (sum(before), 1, count) if all(isinstance(n, int) for n in before) else None
 
 
-def _one_of_pair(view: View, op: Op) -> Lanes | None:
-    """x reshaped to [..,P,2], element i of each pair, the pair's axis dropped: elements i, i+2, ..."""
-    part = op.args[0]
-    if shape(part)[-1:] != (1,) or shape(part)[:-1] != shape(op.out):
-        return None
+def _of_pairs(view: View, part: Arg) -> Lanes | None:
+    """Element i of each pair of x reshaped to [..,P,2], as [..,P,1]: elements i, i+2, ... of x."""
     cut = view.made_by(part, "slice", "split")
     paired = view.made_by(cut.args[0], "reshape") if cut is not None else None
-    if cut is None or paired is None or not isinstance(part, Value):
+    if cut is None or paired is None or not isinstance(part, Value) or shape(part)[-1] != 1:
         return None
+    *outer, pairs, width = (1, *shape(paired.out))
     picked, inner = _picked(cut, part), lanes(view, paired.args[0])
-    width, whole = shape(paired.out)[-1], shape(paired.args[0])
-    kept = shape(paired.out)[:-2] == whole[:-1]
-    if picked is None or inner is None or not isinstance(width, int) or not kept:
+    if picked is None or not isinstance(pairs, int) or not isinstance(width, int) or width == 1:
         return None
-    return Lanes(inner.base, inner.start + picked[0] * inner.step, width * inner.step, int(shape(op.out)[-1]))  # type: ignore[arg-type]
+    if inner is None or shape(paired.args[0])[:-1] != tuple(outer[1:]):
+        return Lanes(paired.out, picked[0], width, pairs, flat=True)
+    return Lanes(inner.base, inner.start + picked[0] * inner.step, width * inner.step, pairs, inner.flat)

@@ -59,7 +59,9 @@ def _fits(op: Op, args: list[Arg]) -> bool:
 
 def _drop_neutral(op: Op, view: View) -> Replacement | Miss:
     x, y = op.args
-    return x if literal(y) == _NEUTRAL[op.kind] and tensor(x) == op.out.type else None
+    if literal(y) != _NEUTRAL[op.kind] or tensor(x) != op.out.type:
+        return None
+    return None if op.kind == "floordiv" and is_float(x) else x
 
 
 def _sub_literal(op: Op, view: View) -> Replacement | Miss:

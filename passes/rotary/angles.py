@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
+from ir.dims import product
 from ir.graph import Arg, Op, Value
 from ir.ops import OPS
 from ir.rewrite import View
@@ -51,7 +52,8 @@ class Angles:
         """h, where an op puts two of it together."""
         pair = pair_of(self.view, op.out, op) if op.kind in ("concat", "reshape") else None
         if pair is not None:
-            return pair.first if pair.interleaved == self.interleaved and pair.first == pair.second else None
+            same = pair.first == pair.second and 2 * product(shape(pair.first)[-1:]) == shape(op.out)[-1]
+            return pair.first if same and pair.interleaved == self.interleaved else None
         return self._repeated(op) if op.kind == "reshape" else None
 
     def _repeated(self, op: Op) -> Arg:

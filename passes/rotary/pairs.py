@@ -29,8 +29,7 @@ def pair_of(view: View, arg: Arg, op: Op | None = None) -> Pair | None:
     pair = _beside(stacked) if stacked is not None else None
     if pair is None or not _flattens(op):
         return None
-    first, second = _unpaired(view, pair.first), _unpaired(view, pair.second)
-    return Pair(first, second, True) if first is not None and second is not None else None
+    return Pair(_unpaired(view, pair.first), _unpaired(view, pair.second), True)
 
 
 def _beside(op: Op) -> Pair | None:
@@ -47,16 +46,15 @@ def _flattens(op: Op) -> bool:
 
 
 def _unpaired(view: View, arg: Arg) -> Arg:
-    """[..,P] of what was reshaped to [..,P,1]."""
+    """[..,P] of what was reshaped to [..,P,1]; else the operand [..,P,1]."""
     op = view.made_by(arg, "reshape")
-    if op is None or shape(op.out) != (*shape(op.args[0]), 1):
-        return None
-    return op.args[0]
+    return op.args[0] if op is not None and shape(op.out) == (*shape(op.args[0]), 1) else arg
 
 
 def halves_of(whole: Lanes, a: Lanes, b: Lanes, interleaved: bool) -> bool:
     """Whether a and b are the halves of `whole`, or its elements at even and at odd places."""
-    if not whole.base == a.base == b.base or whole.step != 1 or 2 * a.count != whole.count:
+    values = {(x.base, x.flat) for x in (whole, a, b)}
+    if len(values) != 1 or whole.step != 1 or 2 * a.count != whole.count:
         return False
     step = 2 if interleaved else 1
     between = 1 if interleaved else a.count

@@ -246,3 +246,43 @@ def test_a_part_of_a_split_head_is_rotated_in_that_head() -> None:
         "%k, %x, %v = split %w {axis=3, sizes=[8,8,8]} : f32[1,3,S,8], f32[1,3,S,8], f32[1,3,S,8] %nn =",
     )
     assert kinds(text) == ["split", "cos", "sin", "rope"]
+
+
+def test_pairs_taken_from_the_projection_itself() -> None:
+    """The reshape to heads and the reshape to pairs are one by then, so the whole head is made anew."""
+    text = """graph @g(%x: f32[1,S,24], %f: f32[1,S,1,4]) dims {S: 1..64} {
+    %cos = cos %f : f32[1,S,1,4]
+    %sin = sin %f : f32[1,S,1,4]
+    %h = reshape %x {shape=[1,S,3,8]} : f32[1,S,3,8]
+    %hp = reshape %h {shape=[1,S,3,4,2]} : f32[1,S,3,4,2]
+    %xa, %xb = split %hp {axis=4, sizes=[1,1]} : f32[1,S,3,4,1], f32[1,S,3,4,1]
+    %x1 = reshape %xa {shape=[1,S,3,4]} : f32[1,S,3,4]
+    %x2 = reshape %xb {shape=[1,S,3,4]} : f32[1,S,3,4]
+    %a = mul %x1, %cos : f32[1,S,3,4]
+    %b = mul %x2, %sin : f32[1,S,3,4]
+    %c = mul %x1, %sin : f32[1,S,3,4]
+    %d = mul %x2, %cos : f32[1,S,3,4]
+    %e = sub %a, %b : f32[1,S,3,4]
+    %g = add %c, %d : f32[1,S,3,4]
+    %e1 = reshape %e {shape=[1,S,3,4,1]} : f32[1,S,3,4,1]
+    %g1 = reshape %g {shape=[1,S,3,4,1]} : f32[1,S,3,4,1]
+    %st = concat %e1, %g1 {axis=4} : f32[1,S,3,4,2]
+    %z = reshape %st {shape=[1,S,3,8]} : f32[1,S,3,8]
+    return %z
+    }"""
+    assert sorted(kinds(text)) == ["cos", "reshape", "reshape", "rope", "sin"]
+
+
+def test_turned_pairs_cut_from_a_reshaped_head() -> None:
+    turned = [
+        "%xp = reshape %x {shape=[1,3,S,4,2]} : f32[1,3,S,4,2]",
+        "%m2 = slice %xp {axis=4, start=0, stop=1} : f32[1,3,S,4,1]",
+        "%x2 = slice %xp {axis=4, start=1, stop=2} : f32[1,3,S,4,1]",
+        "%x2r = reshape %x2 {shape=[1,3,S,4]} : f32[1,3,S,4]",
+        "%m = neg %x2r : f32[1,3,S,4]",
+        "%m1 = reshape %m {shape=[1,3,S,4,1]} : f32[1,3,S,4,1]",
+        *TURNED[5:],
+    ]
+    assert kinds(body(*REPEATED["stack"], *ANGLES[1:], *turned, *SUM))[-1] == "rope"
+    swapped = [*turned[:1], turned[1].replace("0, stop=1", "1, stop=2"), *turned[2:]]
+    refuse(FuseRope(), body(*REPEATED["stack"], *ANGLES[1:], *swapped, *SUM), "two halves")
