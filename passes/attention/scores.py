@@ -11,11 +11,11 @@ import sympy
 from ir.dims import symbol
 from ir.graph import Arg, Scalar, Value
 from ir.predicates import KEY, QUERY
-from passes.masks.arithmetic import VERY_LOW
-from passes.masks.cases import Cases, Element, either
-from passes.masks.elements import HEAD, Elements
-from passes.masks.indexing import shape_of, terms_of
-from passes.masks.proof import MaskRefused
+from passes.attention.arithmetic import VERY_LOW
+from passes.attention.cases import Cases, Element, either
+from passes.attention.elements import HEAD, Elements
+from passes.attention.indexing import shape_of, terms_of
+from passes.attention.proof import MaskRefused
 
 LOW_BESIDE_BIAS = -1e9  # ALiBi biases reach thousands on long contexts
 
@@ -82,7 +82,21 @@ def _is_hidden(leaf: Any) -> bool:
 
 def _without_row_terms(leaf: Any) -> Any:
     """The leaf without what is the same for all keys of a query, which softmax takes out again."""
-    return sympy.Add(*(t for t in terms_of(leaf) if not _is_row_term(t)))
+    return sympy.Add(*(t for t in terms_of(_on_past_keys(leaf)) if not _is_row_term(t)))
+
+
+def _on_past_keys(leaf: Any) -> Any:
+    """The leaf with each larger or smaller of two numbers decided for k <= q: no other key may count anyway."""
+    for choice in sorted(leaf.atoms(sympy.Max, sympy.Min), key=str):
+        a, *others = choice.args
+        difference = sympy.expand(a - others[0])  # n * (q - k) + m
+        n = difference.coeff(QUERY)
+        m = sympy.expand(difference - n * (QUERY - KEY))
+        if len(others) > 1 or m.free_symbols or not n.is_Integer or n * m < 0:
+            continue
+        first_is_larger = n > 0 or m > 0
+        leaf = leaf.xreplace({choice: a if first_is_larger == isinstance(choice, sympy.Max) else others[0]})
+    return leaf
 
 
 def _is_row_term(term: Any) -> bool:

@@ -17,9 +17,9 @@ from ir.graph import Arg, Scalar, Value, Weight
 from ir.interpret import WeightReader
 from ir.predicates import Grid
 from ir.types import DType, Tensor
-from passes.masks.cases import Cases, CasesError, Element, always, exact, gather
-from passes.masks.indexing import Index, shape_of
-from passes.masks.proof import negation
+from passes.attention.cases import Cases, CasesError, Element, always, exact, gather
+from passes.attention.indexing import Index, shape_of
+from passes.attention.proof import negation
 
 MAX_LEVELS = 4
 
@@ -37,11 +37,15 @@ class Entry:
 
 @dataclass
 class Tables:
-    """The tables that masks of one graph read. Without a reader of weights no array can be followed."""
+    """The tables that masks of one graph read. Without a reader of weights no array can be followed.
+
+    An emitted operand is used again, so whoever calls `emit` must keep the ops that it made.
+    """
 
     read: WeightReader | None
     entries: list[Entry] = field(default_factory=list[Entry])
     grids: list[Grid] = field(default_factory=list[Grid])
+    _operands: dict[int, Arg] = field(default_factory=dict[int, Arg])
 
     def at(self, weight: Weight, index: Index) -> Element:
         """The element of a weight at an index of positions."""
@@ -81,29 +85,36 @@ class Tables:
         return gather([*pairs, (exact(levels[-1]), rest)])
 
     def _register(self, entry: Entry, grid: Grid) -> int:
-        if entry not in self.entries:
-            self.entries.append(entry)
-            self.grids.append(grid)
-        return self.entries.index(entry)
+        """The number of a table; tables that say the same are one."""
+        for i, (known, other) in enumerate(zip(self.entries, self.grids, strict=True)):
+            if known == entry or np.array_equal(other, grid):
+                return i
+        self.entries.append(entry)
+        self.grids.append(grid)
+        return len(self.grids) - 1
 
     def emit(self, predicate: Any, emit: Emit) -> tuple[Any, tuple[Arg, ...]]:
         """The predicate with its tables numbered from 0, and the operands that hold them [N,M]."""
         used = sorted({int(t.args[0]) for t in cast("set[Any]", predicate.atoms(Table))})
         places = {old: new for new, old in enumerate(used)}
         renumbered = {t: Table(places[int(t.args[0])], *t.args[1:]) for t in predicate.atoms(Table)}
-        return predicate.xreplace(renumbered), tuple(
-            self._operand(self.entries[i], self.grids[i].shape, emit) for i in used
-        )
+        return predicate.xreplace(renumbered), tuple(self._operand(i, emit) for i in used)
 
-    @staticmethod
-    def _operand(entry: Entry, shape: tuple[int, ...], emit: Emit) -> Arg:
-        arg: Value | Weight = entry.weight
-        for axis, place in enumerate(entry.cut):
-            if place is not None and shape_of(arg)[axis] != 1:
-                arg = emit("slice", arg, axis=axis, start=place, stop=place + 1)
-        if shape_of(arg) != shape:
-            arg = emit("reshape", arg, shape=shape)
-        return arg if entry.level is None else emit("eq", arg, Scalar(entry.level))
+    def _operand(self, number: int, emit: Emit) -> Arg:
+        """The operand [N,M] that holds a table; its ops are emitted once."""
+        if number not in self._operands:
+            self._operands[number] = _emit_table(self.entries[number], self.grids[number].shape, emit)
+        return self._operands[number]
+
+
+def _emit_table(entry: Entry, shape: tuple[int, ...], emit: Emit) -> Arg:
+    arg: Value | Weight = entry.weight
+    for axis, place in enumerate(entry.cut):
+        if place is not None and shape_of(arg)[axis] != 1:
+            arg = emit("slice", arg, axis=axis, start=place, stop=place + 1)
+    if shape_of(arg) != shape:
+        arg = emit("reshape", arg, shape=shape)
+    return arg if entry.level is None else emit("eq", arg, Scalar(entry.level))
 
 
 def weight_shape(weight: Weight) -> tuple[Any, ...]:

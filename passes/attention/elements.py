@@ -16,8 +16,8 @@ import sympy
 from ir.dims import Bounds, free_names, symbol
 from ir.graph import Arg, Op, Scalar, Value, Weight
 from ir.types import DType, Tensor
-from passes.masks import arithmetic
-from passes.masks.cases import (
+from passes.attention import arithmetic
+from passes.attention.cases import (
     Cases,
     CasesError,
     Element,
@@ -27,8 +27,8 @@ from passes.masks.cases import (
     exact,
     number,
 )
-from passes.masks.indexing import ZERO, Index, Sizes, broadcast, flatten, pull, shape_of
-from passes.masks.tables import Tables
+from passes.attention.indexing import ZERO, Index, Sizes, broadcast, flatten, pull, shape_of
+from passes.attention.tables import Tables
 
 HEAD = symbol("h")
 POSITIONS = "pos"  # the graph input that holds each token's position

@@ -16,7 +16,7 @@ from typing import Any
 import sympy
 from sympy.logic.boolalg import And, Boolean, Or
 
-from passes.masks.proof import negation
+from passes.attention.proof import negation
 
 MAX_CASES = 24
 

@@ -1,4 +1,4 @@
-"""The mask proof: a predicate of positions shows no query a later key and every query some key, or is refused.
+"""The mask proof: a predicate shows no query a later key and every query some key, or it is refused.
 
 Simple forms (causal, window, chunk) are decided symbolically. Anything else is evaluated for every pair of
 positions below the context, so that each constant in it is straddled: on small sizes a window of 4,096

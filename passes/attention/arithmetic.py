@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import sympy
 from sympy.logic.boolalg import And, Or
@@ -12,9 +12,19 @@ from sympy.logic.boolalg import And, Or
 from ir.dims import Bounds, FloorDiv, free_names, upper_bound
 from ir.graph import Op, Value, Weight
 from ir.types import DType, Tensor
-from passes.masks.cases import Cases, CasesError, Element, always, as_number, choose, combine, compare, exact
-from passes.masks.indexing import Sizes, limits_of
-from passes.masks.proof import negation
+from passes.attention.cases import (
+    Cases,
+    CasesError,
+    Element,
+    always,
+    as_number,
+    choose,
+    combine,
+    compare,
+    exact,
+)
+from passes.attention.indexing import Sizes, is_never_negative, limits_of
+from passes.attention.proof import negation
 
 Limit = Callable[[Any], "int | None"]
 
@@ -37,12 +47,12 @@ def magnitude(leaf: Any, sizes: Sizes, dims: Mapping[str, Bounds]) -> int | None
 
 def always_below(index: Any, end: Any, sizes: Sizes) -> bool:
     limits = limits_of(index, sizes)
-    return limits is not None and bool(sympy.expand(end - 1 - limits[1]).is_nonnegative)
+    return limits is not None and is_never_negative(end - 1 - limits[1], sizes)
 
 
 def never_below(index: Any, end: Any, sizes: Sizes) -> bool:
     limits = limits_of(index, sizes)
-    return limits is not None and bool(sympy.expand(limits[0] - end).is_nonnegative)
+    return limits is not None and is_never_negative(limits[0] - end, sizes)
 
 
 def apply(op: Op, operands: Sequence[Element], limit: Limit) -> Element:

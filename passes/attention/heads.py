@@ -10,9 +10,9 @@ import sympy
 
 from ir.graph import Arg, Op, Scalar, Value, Weight
 from ir.types import Tensor
-from passes.masks.cases import exact
-from passes.masks.elements import HEAD
-from passes.masks.indexing import Index, Sizes, flatten, pull, shape_of
+from passes.attention.cases import exact
+from passes.attention.elements import HEAD
+from passes.attention.indexing import Index, Sizes, flatten, pull, shape_of
 
 Emit = Callable[..., Value]
 

@@ -136,7 +136,16 @@ def _is_below(expr: Any, size: Any, sizes: Sizes) -> bool:
     if limits is None:
         return False
     low, high = (sympy.expand(e) for e in limits)
-    return bool(low.is_nonnegative) and bool(sympy.expand(size - 1 - high).is_nonnegative)
+    return bool(low.is_nonnegative) and is_never_negative(size - 1 - high, sizes)
+
+
+def is_never_negative(expr: Any, sizes: Sizes) -> bool:
+    """Whether an integer expression is known to be at least 0."""
+    expr = sympy.expand(expr)
+    if expr.is_nonnegative:
+        return True
+    limits = limits_of(expr, sizes)
+    return limits is not None and bool(sympy.expand(limits[0]).is_nonnegative)
 
 
 def limits_of(expr: Any, sizes: Sizes) -> tuple[Any, Any] | None:

@@ -1,0 +1,77 @@
+"""An attention op that a model came with: its mask, an operand or a predicate, becomes a proved predicate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+
+from ir.dims import FloorDiv, Table
+from ir.graph import Arg, Op
+from ir.predicates import KEY, QUERY
+from ir.rewrite import View
+from passes.attention.elements import HEAD, Elements, Unreadable
+from passes.attention.heads import find_heads
+from passes.attention.indexing import Sizes, shape_of
+from passes.attention.prover import OUT, SIZE, Prover, refused
+from passes.attention.scores import Scores
+from passes.attention.written_out import stated
+
+_ZERO = sympy.Integer(0)
+
+
+def with_mask(prover: Prover, op: Op, view: View) -> Arg:
+    """The attention with a proved predicate; None if it has one already. Raises PassError."""
+    q, k, v = op.args[:3]
+    length = shape_of(q)[2]
+    sizes = prover.sizes(length, h=shape_of(q)[1], d=shape_of(q)[3], e=shape_of(v)[3])
+    elements = prover.elements(view, sizes)
+    scores = _scores(prover, op, elements)
+    if scores.bias is not None and (_operand(op, 4) is not None or _operand(op, 5) is not None):
+        raise refused(op, "this attention has sinks or slopes, and a bias in its mask besides")
+    predicate, tables = prover.proved(op, scores.keep, length, view)
+    slopes = _operand(op, 5) if scores.bias is None else scores.bias.emit(elements, view.op)
+    k, v = _narrowed(k, v, sizes, view)
+    if op.attr("mask") == predicate and (k, v, *tables) == (*op.args[1:3], *op.args[6:]):
+        return None
+    attrs = stated(op.attr("scale"), op.attr("softcap", 0.0))
+    return view.op("attention", q, k, v, None, _operand(op, 4), slopes, *tables, mask=predicate, **attrs)
+
+
+def _scores(prover: Prover, op: Op, elements: Elements) -> Scores:
+    """What the op's mask adds to its scores, and where they count."""
+    mask, given = _operand(op, 3), op.attr("mask")
+    if mask is not None:
+        return prover.scores(op, elements, mask, (_ZERO, HEAD, QUERY, KEY), has_dot=False)
+    if given is None:
+        hint = "the attention of a causal language model needs a causal mask"
+        raise refused(op, "this attention has no mask, so every query sees later keys", hint)
+    return Scores(None, 1, 0, None, _with_tables(op, given, elements))
+
+
+def _with_tables(op: Op, predicate: Any, elements: Elements) -> Any:
+    """The op's predicate, its tables read through the operands that hold them."""
+    tables = op.args[6:]
+    try:
+        read = {t: elements.at(tables[int(t.args[0])], tuple(t.args[1:])) for t in predicate.atoms(Table)}
+    except Unreadable as error:
+        raise refused(error.op or op, error.reason) from None
+    return predicate.xreplace(read)
+
+
+def _narrowed(k: Arg, v: Arg, sizes: Sizes, view: View) -> Sequence[Arg]:
+    """Keys and values before they were repeated for the query heads that share them."""
+    heads, here = sizes[HEAD], shape_of(k)[1]
+    group = _ZERO if here == 1 else FloorDiv(HEAD, heads // here)
+    key = find_heads(k, (_ZERO, group, KEY, SIZE), KEY, SIZE, sizes, view.producer)
+    value = find_heads(v, (_ZERO, group, KEY, OUT), KEY, OUT, sizes, view.producer)
+    if key is None or value is None or key.heads != value.heads or key.heads == here:
+        return k, v
+    if key.factor != 1 or value.factor != 1:
+        return k, v
+    return key.emit(view.op), value.emit(view.op)
+
+
+def _operand(op: Op, place: int) -> Arg:
+    return op.args[place] if place < len(op.args) else None

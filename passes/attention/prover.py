@@ -1,0 +1,68 @@
+"""What the rules of one run share: how scores are read, the tables that masks use, and each mask's proof."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ir.dims import normalize, symbol, upper_bound
+from ir.graph import Arg, Graph, Op
+from ir.predicates import KEY, QUERY
+from ir.rewrite import View
+from passes.attention.elements import Elements, Unreadable
+from passes.attention.indexing import Index, broadcast, shape_of
+from passes.attention.proof import MaskRefused, prove
+from passes.attention.scores import Scores, read_scores
+from passes.attention.tables import Tables
+from passes.base import PassError
+
+SIZE, OUT = symbol("d"), symbol("e")  # an element of a query or key; of a value
+
+
+def refused(op: Op | None, reason: str, hint: str = "") -> PassError:
+    return PassError("fuse_attention", op, reason, hint)
+
+
+@dataclass
+class Prover:
+    """Reads and proves the masks of one graph. Raises PassError where a mask is refused."""
+
+    graph: Graph
+    tables: Tables
+    _proofs: dict[Any, Any] = field(default_factory=dict[Any, Any])
+
+    def sizes(self, length: Any, **others: Any) -> dict[Any, Any]:
+        """Exclusive limits of positions, of other index symbols, and of the sizes that have an upper bound."""
+        bounded = {symbol(name): high + 1 for name, (_, high) in self.graph.dims.items() if high is not None}
+        return {
+            **bounded,
+            QUERY: length,
+            KEY: length,
+            **{symbol(name): size for name, size in others.items()},
+        }
+
+    def elements(self, view: View, sizes: dict[Any, Any]) -> Elements:
+        return Elements(view.producer, self.graph.dims, self.tables, sizes)
+
+    def scores(self, op: Op, elements: Elements, arg: Arg, index: Index, has_dot: bool) -> Scores:
+        """Scores (or an additive mask) read from their element at (.., q, k)."""
+        try:
+            return read_scores(elements.at(arg, broadcast(index, shape_of(arg))), has_dot)
+        except Unreadable as error:
+            reason = f"the attention mask cannot be shown to be a function of positions: {error.reason}"
+            raise refused(error.op or op, reason) from None
+        except MaskRefused as error:
+            raise refused(op, error.reason, error.hint) from None
+
+    def proved(self, op: Op, predicate: Any, length: Any, view: View) -> tuple[Any, tuple[Arg, ...]]:
+        """The proved predicate and the tables it reads; each different mask is proved once.
+
+        The caller must keep the ops that are emitted for the tables.
+        """
+        try:
+            if (predicate, length) not in self._proofs:
+                context = upper_bound(normalize(length), self.graph.dims)
+                self._proofs[predicate, length] = prove(predicate, context, self.tables.grids)
+        except MaskRefused as error:
+            raise refused(op, error.reason, error.hint) from None
+        return self.tables.emit(self._proofs[predicate, length], view.op)

@@ -1,0 +1,164 @@
+"""softmax(q k^T) v, written out as matmuls and a softmax, becomes one attention op."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+
+from ir.dims import product
+from ir.graph import Arg, Op, Value
+from ir.predicates import KEY, QUERY
+from ir.rewrite import Miss, View
+from ir.types import Tensor
+from passes.attention.cases import Cases
+from passes.attention.elements import HEAD, Elements, Unreadable
+from passes.attention.heads import Heads, find_heads
+from passes.attention.indexing import Index, broadcast, shape_of, unflatten
+from passes.attention.prover import OUT, SIZE, Prover, refused
+from passes.attention.scores import Scores
+
+_AFTER_SOFTMAX = ("reshape", "transpose", "expand", "slice", "cast", "mul", "div", "where")
+
+
+class Near(Exception):
+    """The pattern began to match; why it does not."""
+
+
+def written_out(prover: Prover, op: Op, view: View) -> Arg | Miss | None:
+    """The attention that a matmul completes, if its first operand is a softmax over tokens."""
+    softmax = _softmax_behind(op.args[0], view)
+    if softmax is None:
+        return None
+    try:
+        return _WrittenOut(prover, op, softmax, view).replacement()
+    except Near as near:
+        return Miss("attention", op, str(near))
+
+
+def softmax_written_out(op: Op, view: View) -> Arg | None:
+    """exp(x) / sum(exp(x)) -> softmax."""
+    exp, total = view.made_by(op.args[0], "exp"), view.made_by(op.args[1], "sum")
+    if exp is None or total is None or total.args[0] != op.args[0] or not total.attr("keepdims", False):
+        return None
+    axes = tuple(total.attr("axes"))
+    return view.op("softmax", _without_maximum(exp.args[0], view), axis=axes[0]) if len(axes) == 1 else None
+
+
+def stated(scale: float, softcap: float) -> dict[str, Any]:
+    """The attributes, without softcap where there is none."""
+    return {"scale": scale, "softcap": softcap} if softcap else {"scale": scale}
+
+
+@dataclass
+class _WrittenOut:
+    """One softmax(scores) @ v. The axes before [S, size] (`lead`) are flattened to heads."""
+
+    prover: Prover
+    op: Op
+    softmax: Op
+    view: View
+
+    def replacement(self) -> Value:
+        shape = shape_of(self.op.out)
+        length, heads = shape[-2], product(shape[:-2])
+        if not isinstance(heads, int) or isinstance(length, int):
+            raise Near(f"its result {list(shape)} is not [heads, S, size]")
+        elements = self.prover.elements(self.view, self.prover.sizes(length, h=heads, e=shape[-1]))
+        lead = unflatten(HEAD, shape[:-2], elements.sizes)
+        index = self.softmax_index(elements, lead)
+        scores_arg = _without_maximum(self.softmax.args[0], self.view)
+        scores = self.prover.scores(self.softmax, elements, scores_arg, index, has_dot=True)
+        sinks = self.sinks(elements, scores_arg, index, length)
+        if sinks is not None and scores.bias is not None:
+            raise refused(self.softmax, "this attention has both sinks and ALiBi")
+        q, k = self.query_and_key(elements, scores.dot)
+        v = self.heads(self.op.args[1], (*lead, KEY, OUT), KEY, OUT, elements.sizes)
+        return self.emit(scores, elements, q, k, v, sinks)
+
+    def softmax_index(self, elements: Elements, lead: Index) -> Index:
+        """Which element of the softmax a probability of (h, q, k) is."""
+        probabilities = self.op.args[0]
+        try:
+            found = elements.at(probabilities, broadcast((*lead, QUERY, KEY), shape_of(probabilities)))
+        except Unreadable as error:
+            raise Near(f"the probabilities are changed after the softmax: {error.reason}") from None
+        source = elements.opaque.get(found.only) if isinstance(found, Cases) else None
+        if source is None or source.op is not self.softmax:
+            raise Near("the probabilities are changed after the softmax")
+        if self.softmax.attr("axis") != len(source.index) - 1 or source.index[-1] != KEY:
+            raise Near("the softmax is not over the keys")
+        return source.index
+
+    def sinks(self, elements: Elements, scores: Arg, index: Index, length: Any) -> Arg:
+        """The extra logit of each head, where the softmax is over one more column than there are keys."""
+        width = shape_of(scores)[-1]
+        if width == length:
+            return None
+        if sympy.expand(width - length) != 1:
+            raise Near(f"the softmax is over {width} columns, not over the {length} keys")
+        try:
+            found = elements.at(scores, (*index[:-1], length))
+        except Unreadable as error:
+            raise refused(error.op or self.softmax, error.reason) from None
+        head = elements.per_head.get(found.only) if isinstance(found, Cases) else None
+        if head is None:
+            raise refused(self.softmax, "the softmax's extra column is not one weight per head")
+        wanted = (elements.sizes[HEAD],)
+        return head if shape_of(head) == wanted else self.view.op("reshape", head, shape=wanted)
+
+    def query_and_key(self, elements: Elements, dot: Any) -> tuple[Heads, Heads]:
+        source = elements.opaque[dot]
+        if source.op.kind != "matmul" or set(source.index[-2:]) != {QUERY, KEY}:
+            raise Near("the scores are not a product of queries and keys at their own positions")
+        x, y = source.op.args
+        *lead, row, column = source.index
+        sizes = {**elements.sizes, SIZE: shape_of(x)[-1]}
+        left = self.heads(x, (*lead, row, SIZE), row, SIZE, sizes)
+        right = self.heads(y, (*lead, SIZE, column), column, SIZE, sizes)
+        return (left, right) if row == QUERY else (right, left)
+
+    def heads(self, arg: Arg, index: Index, row: Any, column: Any, sizes: Any) -> Heads:
+        found = find_heads(arg, broadcast(index, shape_of(arg)), row, column, sizes, self.view.producer)
+        if found is None:
+            raise Near(f"an operand {list(shape_of(arg))} does not split into heads")
+        return found
+
+    def emit(self, scores: Scores, elements: Elements, q: Heads, k: Heads, v: Heads, sinks: Arg) -> Value:
+        heads, length = elements.sizes[HEAD], elements.sizes[QUERY]
+        if v.factor != 1 or q.heads != heads or k.heads != v.heads:
+            raise Near(f"{q.heads} query, {k.heads} key and {v.heads} value heads do not go together")
+        predicate, tables = self.prover.proved(self.softmax, scores.keep, length, self.view)
+        slopes = None if scores.bias is None else scores.bias.emit(elements, self.view.op)
+        attrs = stated(float(scores.scale * q.factor * k.factor), float(scores.softcap))
+        args = (*(part.emit(self.view.op) for part in (q, k, v)), None, sinks, slopes, *tables)
+        out = self.view.op("attention", *args, mask=predicate, **attrs)  # [1,S,H,E]
+        return self.shaped(self.view.op("transpose", out, perm=(0, 2, 1, 3)))
+
+    def shaped(self, out: Value) -> Value:
+        """The result in the matmul's own type."""
+        wanted = self.op.out.type
+        if isinstance(wanted, Tensor) and isinstance(out.type, Tensor) and out.type.dtype is not wanted.dtype:
+            out = self.view.op("cast", out, dtype=str(wanted.dtype))
+        return out if out.type == wanted else self.view.op("reshape", out, shape=shape_of(self.op.out))
+
+
+def _softmax_behind(arg: Arg, view: View) -> Op | None:
+    """The softmax over tokens that a value is made from."""
+    op = view.producer(arg)
+    while op is not None and op.kind in _AFTER_SOFTMAX:
+        op = view.producer(op.args[1 if op.kind == "where" else 0])
+    if op is None or op.kind != "softmax" or isinstance(shape_of(op.out)[-1], int):
+        return None
+    return op
+
+
+def _without_maximum(arg: Arg, view: View) -> Arg:
+    """x of x - max(x), which softmax does by itself."""
+    op = view.made_by(arg, "sub")
+    largest = view.made_by(op.args[1], "max") if op is not None else None
+    if op is None or largest is None or largest.args[0] != op.args[0]:
+        return arg
+    last = len(shape_of(arg)) - 1
+    return op.args[0] if tuple(largest.attr("axes")) == (last,) else arg
