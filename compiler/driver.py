@@ -53,7 +53,7 @@ def compile_artifact(
             return Compile(writer, dtype, isa, check, dump_ir, progress or Progress()).run(
                 source, max_context
             )
-    except (PassError, WeightError) as error:
+    except (PassError, WeightError, cpp.BuildError, cpp.CodegenError) as error:
         raise CompileError(str(error)) from error
 
 
