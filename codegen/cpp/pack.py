@@ -109,7 +109,7 @@ def _pack_panels(weight: PackedWeight, evaluator: Evaluator, out: Array, first: 
         rows = evaluator.rows(weight.source, lo, hi).astype(weight.dtype.numpy, copy=False)
         whole, rest = (hi - lo) // 16, (hi - lo) % 16
         panel = (lo - first) // 16
-        out[panel : panel + whole] = rows[: whole * 16].reshape(whole, 16, -1).transpose(0, 2, 1)
+        out[panel : panel + whole] = rows[: whole * 16].reshape(whole, 16, rows.shape[1]).transpose(0, 2, 1)
         if rest:
             out[panel + whole] = 0
             out[panel + whole, :, :rest] = rows[whole * 16 :].T

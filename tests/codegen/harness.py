@@ -12,10 +12,12 @@ import numpy as np
 
 from codegen import cpp
 from codegen.cpp.kernels import block_bytes, keys_in_lanes, kv_layout
-from ir.graph import Graph
+from ir.build import GraphBuilder
+from ir.dims import Bounds, symbol
+from ir.graph import Graph, Value, Weight
 from ir.interpret import empty_kv, interpret
 from ir.text import parse
-from ir.types import KV, Tensor
+from ir.types import KV, DType, Tensor
 from ir.verify import verify
 from passes.group_pointwise import GroupPointwise
 from passes.plan_memory import PlanMemory
@@ -53,6 +55,11 @@ def best_level() -> str:
     return next(n for n in cpp.default_levels() if set(level(n).features) <= flags)
 
 
+def levels() -> list[str]:
+    """Every ISA level that this machine has."""
+    return list(cpp.default_levels())[cpp.default_levels().index(best_level()) :]
+
+
 def level(name: str) -> Any:
     return next(level for level in cpp.LEVELS if level.name == name)
 
@@ -77,6 +84,32 @@ def random_weights(graph: Graph, rng: np.random.Generator, scale: float = 0.3) -
         else:
             found[weight.name] = rng.integers(0, 2, shape).astype(dtype.numpy)
     return found
+
+
+def paged_builder(*states: KV, context: int = 1024) -> tuple[GraphBuilder, list[Value]]:
+    """A builder with the inputs of a paged graph. Returns the KV inputs too."""
+    dims: dict[str, Bounds] = {"T": (1, None), "R": (1, None), "Q": (1, None)}
+    dims |= {f"M{g}": (1, -(-context // 16)) for g in range(len(states))}
+    b = GraphBuilder("test", dims)
+    vector = lambda name, size: b.input(name, Tensor(DType.I32, (size,)))  # noqa: E731
+    t, r = symbol("T"), symbol("R")
+    for name, size in (("ids", t), ("pos", t), ("lens", r), ("starts", r + 1), ("rows", symbol("Q"))):
+        vector(name, size)
+    found = []
+    for g, kv in enumerate(states):
+        found.append(b.input(f"kv{g}", kv))
+        vector(f"slots{g}", t)
+        b.input(f"table{g}", Tensor(DType.I32, (r, symbol(f"M{g}"))))
+    return b, found
+
+
+def arg(b: GraphBuilder, name: str) -> Value:
+    """A graph input by name."""
+    return next(v for v in b.inputs if v.name == name)
+
+
+def weight(name: str, *shape: int, dtype: DType = DType.F32) -> Weight:
+    return Weight(name, Tensor(dtype, shape))
 
 
 def aligned(count: int, dtype: Any, fill: Any) -> Array:

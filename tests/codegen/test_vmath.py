@@ -43,7 +43,8 @@ SOURCE = (
         for n in REFERENCES
     )
     + 'extern "C" __attribute__((visibility("default"))) '
-    "void f_pow(const float* x, const float* y, float* z, int64_t n) { for (int64_t i = 0; i < n; i++) z[i] = pow(x[i], y[i]); }\n"
+    "void f_pow(const float* x, const float* y, float* z, int64_t n) "
+    "{ for (int64_t i = 0; i < n; i++) z[i] = pow(x[i], y[i]); }\n"
 )
 
 
