@@ -144,7 +144,7 @@ class Cache:
 
     def _hit(self, seq: Sequence) -> list[Sealed]:
         """Contents of the longest prefix of full blocks that every group can serve."""
-        if not self.prefix_cache:
+        if not self.prefix_cache or not self.groups:
             return []
         best = min(seq.num_tokens - 1, seq.hit_limit) // self.block
         chain = self._chain(seq, best)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from runtime.completion import Completion, Event, FinishReason, Timings, TokenLogprob
+from runtime.errors import EngineError
 from runtime.executor import Executor, Sampled
 from runtime.request import Request
 from runtime.rows import sample_rows, score_rows, token_logprob
@@ -27,6 +28,16 @@ class Counters:
     output_tokens: int = 0
     finished_samples: int = 0
     failed_requests: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What a step's rows gave: sampled tokens by row of `sampling`, scores by position of `scoring`."""
+
+    sampling: Seq[Chunk]
+    sampled: Sampled | None
+    scoring: Seq[Chunk]
+    scores: Seq[TokenLogprob]
 
 
 class Core:
@@ -69,22 +80,37 @@ class Core:
             assert not self.scheduler.stuck, "requests wait though nothing runs"
             return False
         step = self._buffers.pack(chunks)
-        sampling, scoring = [c for c in chunks if c.sample], [c for c in chunks if c.score]
         try:
-            logits = self.executor.forward(step)
-            sampled = sample_rows(self.executor, sampling, logits[: step.num_sampled]) if sampling else None
-            scores = score_rows(self.executor, scoring, logits[step.num_sampled :]) if scoring else []
-            self._advance(chunks)
+            results = self._results(chunks, self.executor.forward(step))
+            self._advance([c for c in chunks if not c.seq.finished])
         except Exception as error:
             for chunk in chunks:
                 self.fail(chunk.seq.request, error)
             return True
         self.counters.steps += 1
         self.counters.computed_tokens += len(step.ids)
-        self._take_scores(scoring, scores)
-        if sampled is not None:
-            self._take_samples(sampling, sampled)
+        self._take_scores(results.scoring, results.scores)
+        if results.sampled is not None:
+            self._take_samples(results.sampling, results.sampled)
         return True
+
+    def _results(self, chunks: Seq[Chunk], logits: np.ndarray) -> Results:
+        """What the rows of logits [Q, V] say. A request fails whose own rows hold a NaN."""
+        sampling, scoring = [c for c in chunks if c.sample], [c for c in chunks if c.score]
+        try:
+            sampled = sample_rows(self.executor, sampling, logits[: len(sampling)]) if sampling else None
+            scores = score_rows(self.executor, scoring, logits[len(sampling) :]) if scoring else []
+            return Results(sampling, sampled, scoring, scores)
+        except EngineError as error:
+            owners = sampling + [c for c in scoring for _ in c.score]
+            broken = np.flatnonzero(np.isnan(logits).any(axis=-1)).tolist()
+            if not broken:
+                raise
+            for row in broken:
+                nan = EngineError("the model computed NaN", where="logits", todo=error.todo)
+                self.fail(owners[row].seq.request, nan)
+            keep = [row for row, owner in enumerate(owners) if not owner.seq.finished]
+            return self._results([c for c in chunks if not c.seq.finished], logits[keep])
 
     def _advance(self, chunks: Seq[Chunk]) -> None:
         """Record what is in the cache now, and start the forks of prompts that are complete."""

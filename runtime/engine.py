@@ -74,7 +74,7 @@ def load(
     counts = plan_blocks(groups, limits, model.max_context, kv_blocks, kv_memory)
     cache = Cache(
         [Group(count, group.window) for count, group in zip(counts, groups, strict=True)],
-        block=groups[0].block, prefix_cache=prefix_cache, salt=os.urandom(16),
+        block=groups[0].block if groups else 16, prefix_cache=prefix_cache, salt=os.urandom(16),
     )
     tokenizer = Tokenizer.of(artifact)
     return Engine(CpuExecutor(artifact, limits, counts, num_threads, isa), model, cache, limits, tokenizer)
@@ -104,9 +104,7 @@ class Engine:
         buffers = StepBuffers(limits, len(cache.groups), model.max_context, cache.block)
         self._core = Core(executor, Scheduler(cache, limits), buffers)
         self._wake = threading.Condition()
-        self._calls: list[
-            tuple[Callable[[Request], None], Request]
-        ] = []  # what other threads want of the core
+        self._calls: list[tuple[Callable[[Request], None], Request]] = []  # what others want of the core
         self._open: set[Request] = set()
         self._number = 0
         self._closing: Exception | None = None

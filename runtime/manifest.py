@@ -215,7 +215,10 @@ def _tokenizer(top: Fields) -> tuple[str, ...]:
 
 
 def _groups(top: Fields) -> tuple[KVGroup, ...]:
-    return tuple(_group(fields) for fields in top.objects("kv_groups", 256))
+    groups = tuple(_group(fields) for fields in top.objects("kv_groups", 256))
+    if len({group.block for group in groups}) > 1:
+        raise top.bad("kv_groups", "of one block size")
+    return groups
 
 
 def _group(fields: Fields) -> KVGroup:

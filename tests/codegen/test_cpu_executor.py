@@ -1,5 +1,5 @@
-"""Loading a made artifact through the C ABI: its stub library holds a model like that of tests/runtime/fake.py,
-so that wrong packing, a wrong structure or a wrong pool gives other tokens.
+"""A made artifact through the C ABI: its stub library holds a model like that of tests/runtime/fake.py,
+so that a wrong slot, a wrong structure or a wrong pool gives other tokens.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import numpy as np
 from runtime import sampler
 from runtime.cache import Cache, Group
 from runtime.engine import Engine
+from runtime.errors import EngineError
 from runtime.executor import SampleArgs, Sampled
 from runtime.manifest import Model
 from runtime.scheduler import Limits
@@ -59,7 +60,9 @@ def _states(tokens: list[int], windows: list[int | None]) -> list[int]:
 
 
 class FakeExecutor:
-    """Per group and slot two 64-bit words, garbage at first. `fail` makes forward raise."""
+    """Per group and slot two 64-bit words, garbage at first. fail: what forward raises. nan: the token after which
+    logits are NaN.
+    """
 
     def __init__(self, num_blocks: list[int], windows: list[int | None]) -> None:
         rng = np.random.default_rng(0)
@@ -67,6 +70,7 @@ class FakeExecutor:
         self.pools = [rng.integers(0, 2**63, (n * BLOCK, 2), dtype=np.uint64) for n in num_blocks]
         self.steps: list[tuple[int, int]] = []  # (tokens, requests) of each
         self.fail: Exception | None = None
+        self.nan: int | None = None
         self.closed = False
 
     def forward(self, step: Step) -> np.ndarray:
@@ -78,7 +82,10 @@ class FakeExecutor:
         for r in range(len(step.lens)):
             for t in range(step.starts[r], step.starts[r + 1]):
                 states[t] = self._token(step, r, t)
-        return np.array([logits_of(int(states[row])) for row in step.rows], np.float32).reshape(-1, VOCAB)
+        logits = np.array([logits_of(int(states[row])) for row in step.rows], np.float32)
+        logits = logits.reshape(-1, VOCAB)
+        logits[step.ids[step.rows] == self.nan] = np.nan
+        return logits
 
     def _token(self, step: Step, r: int, t: int) -> int:
         token, p = int(step.ids[t]), int(step.pos[t])
@@ -109,6 +116,8 @@ class FakeExecutor:
                 assert array.dtype == np.int32 and array.flags.c_contiguous
 
     def sample(self, logits: np.ndarray, args: SampleArgs) -> Sampled:
+        if np.isnan(logits).any():
+            raise EngineError("octavo_sample failed with code 2")
         rows = range(len(logits))
         ids = [
             sampler.sample(

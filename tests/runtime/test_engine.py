@@ -272,6 +272,23 @@ def test_a_failed_step_fails_its_requests_and_no_others():
         assert engine.stats().failed_requests == 1 and engine.stats().blocks_used == [0]
 
 
+@pytest.mark.parametrize("score", [None, 1])
+def test_nan_fails_its_request_alone(score):
+    sampling = Sampling(max_new_tokens=20, prompt_logprobs=score)
+    tokens = expected(PROMPTS[5], GREEDY)
+    with fake_engine() as engine:
+        engine._executor.nan = tokens[3] if score is None else PROMPTS[5][30]
+        requests = [engine.submit(p, sampling) for p in PROMPTS]
+        with pytest.raises(EngineError, match="NaN"):
+            requests[5].result()
+        for prompt, request in zip(PROMPTS, requests, strict=True):
+            wanted = expected(prompt, GREEDY)
+            if engine._executor.nan not in (prompt + wanted[:-1] if score else [prompt[-1], *wanted[:-1]]):
+                assert request.result().token_ids == wanted
+        assert sum(r.done and r._error is None for r in requests) >= 1
+    assert engine.stats().blocks_used == [0]
+
+
 def test_close_fails_what_is_open_and_refuses_more():
     engine = fake_engine(max_context=4096, kv_blocks=256)
     request = engine.submit([1], Sampling(max_new_tokens=4000))
