@@ -80,7 +80,7 @@ def dependencies(graph: Graph) -> Dag:
     """An edge from each op to those that must run after it: readers of its results, and the next write of
     KV state that
     it reads."""
-    dag: Dag = nx.DiGraph()
+    dag = cast(Dag, nx.DiGraph())
     dag.add_nodes_from(range(len(graph.ops)))
     maker = {out.name: i for i, op in enumerate(graph.ops) for out in op.outs}
     readers: dict[str, list[int]] = {}
@@ -113,13 +113,17 @@ def is_convex(dag: Dag, members: set[int]) -> bool:
 def _order(dag: Dag, group_of: dict[int, int], count: int) -> list[int]:
     """The ops, each group's together, otherwise as near to the old order as dependencies allow."""
     node_of = {i: ("group", group_of[i]) if i in group_of else ("op", i) for i in range(count)}
-    merged: Dag = nx.DiGraph()
+    merged = cast(Dag, nx.DiGraph())
     members: dict[Any, list[int]] = {}
     for index in range(count):
         members.setdefault(node_of[index], []).append(index)
         merged.add_node(node_of[index])
     merged.add_edges_from((node_of[a], node_of[b]) for a, b in dag.edges if node_of[a] != node_of[b])
-    nodes = cast("Iterable[Any]", nx.lexicographical_topological_sort(merged, key=lambda n: members[n][-1]))
+
+    def latest(node: tuple[str, int]) -> int:
+        return members[node][-1]
+
+    nodes = cast("Iterable[Any]", nx.lexicographical_topological_sort(merged, key=latest))
     return [index for node in nodes for index in members[node]]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import sympy
 
@@ -103,7 +103,7 @@ def _part(x: Tensor, axis: int, start: Any, place: Place) -> Place | None:
 
 
 def _sum(offset: Dim, count: Any, size: Dim) -> Dim:
-    return normalize(sympy.Integer(0) + offset + cast(Any, count) * size)
+    return normalize(sympy.Integer(0) + offset + count * size)
 
 
 _VIEWS = {"reshape": _reshape, "expand": _expand, "slice": _slice, "split": _split}

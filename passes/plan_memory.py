@@ -8,7 +8,7 @@ a pointwise group), then that of its scratch space if it needs one. `Graph.arena
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import sympy
@@ -17,7 +17,8 @@ from ir.dims import Dim, free_names, normalize, product, symbol
 from ir.graph import Graph, Op, Value
 from ir.types import Tensor
 from passes.base import Pass, Result
-from passes.places import constants, is_view, places, tensor
+from passes.places import tensor
+from passes.schedule import Kernel, Schedule
 
 SIZES = ("T", "R", "Q")
 PARTIALS = 64  # (token, partition) pairs whose attention may be computed apart
@@ -26,13 +27,6 @@ Form = Mapping[str, int]  # bytes as a linear form: a coefficient for each of SI
 
 class PlanError(ValueError):
     """Two values that live at once share a buffer, or one does not fit in its own."""
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """Ops that run as one: a pointwise group, or a single op."""
-
-    ops: tuple[Op, ...]
 
 
 @dataclass(frozen=True)
@@ -48,79 +42,35 @@ class Life:
 @dataclass(frozen=True)
 class PlanMemory(Pass):
     def run(self, graph: Graph) -> Result:
-        lives = lifetimes(graph)
-        buffer_of, sizes = _assign(lives)
-        ops = tuple(_annotate(op, graph, buffer_of) for op in graph.ops)
+        schedule = Schedule.of(graph)
+        buffer_of, sizes = _assign(lifetimes(schedule))
+        ops = tuple(_annotate(op, schedule, buffer_of) for op in graph.ops)
         planned = replace(graph, ops=ops, arena=sizes)
         check_plan(planned)
         return Result(planned, len(sizes))
 
 
-def kernels(graph: Graph) -> tuple[Kernel, ...]:
-    """What runs, in order: groups as one, views and constants left out."""
-    fixed, found = constants(graph), places(graph)
-    made: list[list[Op]] = []
-    for op in graph.ops:
-        if all(o.name in fixed for o in op.outs) or is_view(op, found):
-            continue
-        group = op.attr("group")
-        if made and group is not None and made[-1][-1].attr("group") == group:
-            made[-1].append(op)
-        else:
-            made.append([op])
-    return tuple(Kernel(tuple(ops)) for ops in made)
-
-
-def logits_root(graph: Graph) -> str | None:
-    """The value that the kernels write straight to where the caller wants the logits."""
-    out = graph.outputs[0]
-    place = places(graph).get(out.name)
-    return (
-        out.name if place is not None and place.root == out.name and out.name in graph.producers() else None
-    )
-
-
-def external(graph: Graph) -> set[str]:
-    """Names of values whose memory is the caller's."""
-    found = {v.name for v in graph.inputs}
-    logits = logits_root(graph)
-    return found if logits is None else found | {logits}
-
-
-def lifetimes(graph: Graph) -> list[Life]:
+def lifetimes(schedule: Schedule) -> list[Life]:
     """Every value and scratch space that needs a buffer, in order of birth."""
-    order, found, given = kernels(graph), places(graph), external(graph)
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     types: dict[str, Tensor] = {}
     scratch: list[Life] = []
-    for index, kernel in enumerate(order):
-        inside = internal(graph, kernel)
+    for index, kernel in enumerate(schedule.kernels):
         for op in kernel.ops:
             for value in (*op.values, *op.outs):
-                if value.name in found and value.name not in inside:
-                    root = found[value.name].root
+                root = schedule.root(value.name)
+                if root is not None and value.name not in kernel.inside:
                     first.setdefault(root, index)
                     last[root] = index
             types |= {o.name: o.type for o in op.outs if isinstance(o.type, Tensor)}
             if (need := scratch_bytes(op)) != 0:
                 scratch.append(Life(scratch_name(op), index, index, need))
-    for value in graph.outputs:
-        if value.name in found:
-            last[found[value.name].root] = len(order)
-    owned = [Life(n, first[n], last[n], bytes_of(types[n])) for n in first if n not in given]
+    for value in schedule.graph.outputs:
+        if (root := schedule.root(value.name)) is not None:
+            last[root] = len(schedule.kernels)
+    owned = [Life(n, first[n], last[n], bytes_of(types[n])) for n in first if n not in schedule.given]
     return sorted((*owned, *scratch), key=lambda life: life.first)
-
-
-def internal(graph: Graph, kernel: Kernel) -> set[str]:
-    """Values of a group that nothing outside it reads: they never reach memory."""
-    mine = {o.name for op in kernel.ops for o in op.outs}
-    if len(kernel.ops) == 1:
-        return set()
-    kept = {v.name for v in graph.outputs}
-    ids = {id(op) for op in kernel.ops}
-    read = {v.name for op in graph.ops if id(op) not in ids for v in op.values}
-    return mine - kept - read
 
 
 def scratch_name(op: Op) -> str:
@@ -191,65 +141,67 @@ def _growth(have: Form, need: Form) -> int:
     return _weight({k: max(0, need[k] - have[k]) for k in need})
 
 
-def _annotate(op: Op, graph: Graph, buffer_of: Mapping[str, int]) -> Op:
-    found = _roots(graph)
-    at = [buffer_of.get(found.get(o.name, ""), -1) for o in op.outs]
+def _annotate(op: Op, schedule: Schedule, buffer_of: Mapping[str, int]) -> Op:
+    at = [buffer_of.get(schedule.root(o.name) or "", -1) for o in op.outs]
     if scratch_name(op) in buffer_of:
         at.append(buffer_of[scratch_name(op)])
     return op.with_attrs(at=tuple(at))
 
 
-def _roots(graph: Graph) -> dict[str, str]:
-    return {name: place.root for name, place in places(graph).items()}
-
-
 def check_plan(graph: Graph) -> None:
-    """Replays the plan kernel by kernel: what a kernel reads must still be what was written. Raises
-    PlanError.
+    """Replays the plan: what a kernel reads must still be what was written. Raises PlanError.
 
     Independent of the assignment: it keeps, for each buffer, the name of what it holds.
     """
-    holds: dict[int, str] = {}
-    roots, given = _roots(graph), external(graph)
-    buffer = {o.name: op.attr("at")[i] for op in graph.ops for i, o in enumerate(op.outs)}
-    for kernel in kernels(graph):
-        inside = internal(graph, kernel)
-        made = {o.name for op in kernel.ops for o in op.outs}
-        reads = [v for op in kernel.ops for v in op.values if v.name in roots and v.name not in made]
-        for value in reads:
-            _check_read(value, roots[value.name], buffer, holds, given)
-        used: dict[int, str] = {
-            buffer[roots[v.name]]: roots[v.name] for v in reads if roots[v.name] not in given
-        }
-        for op in kernel.ops:
-            for name, place, need in _writes(op, inside, given):
-                if place in used or need_exceeds(need, graph.arena[place]):
-                    raise PlanError(
-                        f"%{name} does not fit buffer {place}, or a live value is there: %{used.get(place)}"
-                    )
-                used[place] = holds[place] = name
+    schedule = Schedule.of(graph)
+    replay = _Replay(schedule, {o.name: op.attr("at")[i] for op in graph.ops for i, o in enumerate(op.outs)})
+    for kernel in schedule.kernels:
+        replay.run(kernel)
     for value in graph.outputs:
-        if value.name in roots:
-            _check_read(value, roots[value.name], buffer, holds, given)
+        replay.read(value)
 
 
-def _check_read(
-    value: Value, root: str, buffer: Mapping[str, int], holds: Mapping[int, str], given: set[str]
-) -> None:
-    if root not in given and holds.get(buffer[root]) != root:
-        raise PlanError(f"%{value.name} is read, but its buffer holds %{holds.get(buffer[root])} by then")
+@dataclass
+class _Replay:
+    schedule: Schedule
+    buffer: Mapping[str, int]
+    holds: dict[int, str] = field(default_factory=dict[int, str])
+
+    def read(self, value: Value) -> int | None:
+        """The buffer that a value is read from; None for memory that is not the arena's."""
+        root = self.schedule.root(value.name)
+        if root is None or root in self.schedule.given:
+            return None
+        if self.holds.get(self.buffer[root]) != root:
+            found = self.holds.get(self.buffer[root])
+            raise PlanError(f"%{value.name} is read from buffer {self.buffer[root]}, which holds %{found}")
+        return self.buffer[root]
+
+    def run(self, kernel: Kernel) -> None:
+        made = {o.name for op in kernel.ops for o in op.outs}
+        busy = {self.read(v) for op in kernel.ops for v in op.values if v.name not in made}
+        for name, place, need in self._writes(kernel):
+            if place in busy:
+                raise PlanError(
+                    f"%{name} is written to buffer {place}, where %{self.holds.get(place)} is in use"
+                )
+            if exceeds(need, self.schedule.graph.arena[place]):
+                raise PlanError(f"%{name} of {need} bytes does not fit buffer {place}")
+            busy.add(place)
+            self.holds[place] = name
+
+    def _writes(self, kernel: Kernel) -> Iterable[tuple[str, int, Dim]]:
+        """(name, buffer, bytes) of what a kernel writes to the arena."""
+        for op in kernel.ops:
+            at = op.attr("at")
+            for index, out in enumerate(op.outs):
+                kept = out.name not in kernel.inside and out.name not in self.schedule.given
+                if isinstance(out.type, Tensor) and kept and self.schedule.root(out.name) == out.name:
+                    yield out.name, at[index], bytes_of(out.type)
+            if (need := scratch_bytes(op)) != 0:
+                yield scratch_name(op), at[-1], need
 
 
-def _writes(op: Op, inside: set[str], given: set[str]) -> Iterable[tuple[str, int, Dim]]:
-    """(name, buffer, bytes) of what an op writes to the arena."""
-    at = op.attr("at")
-    for index, out in enumerate(op.outs):
-        if isinstance(out.type, Tensor) and out.name not in inside and out.name not in given:
-            yield out.name, at[index], bytes_of(out.type)
-    if (need := scratch_bytes(op)) != 0:
-        yield scratch_name(op), at[-1], need
-
-
-def need_exceeds(need: Dim, have: Dim) -> bool:
+def exceeds(need: Dim, have: Dim) -> bool:
     a, b = linear_form(need), linear_form(have)
     return any(a[k] > b[k] for k in a)

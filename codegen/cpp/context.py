@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -11,7 +12,8 @@ from codegen.cpp.weights import WeightTable
 from ir.dims import Dim, product
 from ir.graph import Arg, Graph, Op, Scalar, Value, Weight
 from ir.types import KV, DType, Tensor
-from passes.places import Place, constants, places
+from passes.places import Place
+from passes.schedule import Schedule
 
 STEP_INPUTS = ("ids", "pos", "lens", "starts", "rows")
 
@@ -22,10 +24,9 @@ class CodegenError(ValueError):
 
 @dataclass
 class Context:
-    graph: Graph
+    schedule: Schedule
     weights: WeightTable
-    places: dict[str, Place]
-    fixed: frozenset[str]
+    buffer: dict[str, int]  # value name -> buffer of the arena
     identifiers: dict[str, str]
     kv_group: dict[str, int]  # KV value name -> group
     functions: dict[str, str] = field(default_factory=dict[str, str])  # text -> name
@@ -33,13 +34,19 @@ class Context:
 
     @staticmethod
     def of(graph: Graph) -> Context:
-        found = places(graph)
-        return Context(
-            graph, WeightTable(graph), found, constants(graph), _identifiers(graph), _kv_groups(graph)
-        )
+        buffer = {o.name: op.attr("at")[i] for op in graph.ops for i, o in enumerate(op.outs)}
+        return Context(Schedule.of(graph), WeightTable(graph), buffer, _identifiers(graph), _kv_groups(graph))
+
+    @property
+    def graph(self) -> Graph:
+        return self.schedule.graph
+
+    @property
+    def places(self) -> Mapping[str, Place]:
+        return self.schedule.places
 
     def is_constant(self, arg: Arg) -> bool:
-        return isinstance(arg, Weight) or (isinstance(arg, Value) and arg.name in self.fixed)
+        return isinstance(arg, Weight) or (isinstance(arg, Value) and arg.name in self.schedule.fixed)
 
     def weight(self, arg: Value | Weight, layout: str = "plain") -> str:
         """Pointer to a packed array."""

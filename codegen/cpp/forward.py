@@ -13,7 +13,8 @@ from ir.graph import Graph, Op, Value, Weight
 from ir.text import print_op
 from ir.types import KV, Tensor
 from passes.group_pointwise import groupable
-from passes.plan_memory import Kernel, external, internal, kernels, logits_root, scratch_bytes
+from passes.plan_memory import scratch_bytes
+from passes.schedule import Kernel
 
 HEADERS = ("attention.h", "epilogue.h", "linear.h", "pointwise.h", "rows.h")
 SHARING = ("linear", "paged_attention")  # kernels whose threads draw their work from a counter
@@ -84,15 +85,13 @@ def _body(ctx: Context) -> str:
     ]
     declared: set[str] = set()
     order = Order()
-    outside = external(graph)
-    for kernel in kernels(graph):
-        inside = internal(graph, kernel)
-        statements = _kernel(ctx, kernel, inside)
-        reads, writes = _touches(ctx, kernel, inside, outside)
+    for kernel in ctx.schedule.kernels:
+        statements = _kernel(ctx, kernel)
+        reads, writes = _touches(ctx, kernel)
         if order.needs_barrier(reads, writes, kernel.ops[0].kind in SHARING):
             lines.append("  th.sync();")
         lines += [""] + [f"  {comment(_describe(op))}" for op in kernel.ops]
-        lines += _declare(ctx, kernel, inside, declared)
+        lines += _declare(ctx, kernel, declared)
         several = len(statements) > 1
         lines += (
             ["  {"] * several + [f"{'    ' if several else '  '}{s}" for s in statements] + ["  }"] * several
@@ -138,36 +137,34 @@ def _buffers(graph: Graph) -> list[str]:
     return lines
 
 
-def _declare(ctx: Context, kernel: Kernel, inside: set[str], declared: set[str]) -> list[str]:
+def _declare(ctx: Context, kernel: Kernel, declared: set[str]) -> list[str]:
     """Pointers to what the kernel writes."""
     lines: list[str] = []
-    logits = logits_root(ctx.graph)
     for op in kernel.ops:
         at = op.attr("at")
         for index, out in enumerate(op.outs):
             owns = out.name in ctx.places and ctx.places[out.name].root == out.name
-            if not owns or out.name in inside or out.name in declared:
+            if not owns or out.name in kernel.inside or out.name in declared:
                 continue
             declared.add(out.name)
             kind = CTYPES[type_of(out).dtype]
-            source = "s.logits" if out.name == logits else f"({kind}*)b{at[index]}"
+            source = "s.logits" if out.name == ctx.schedule.logits else f"({kind}*)b{at[index]}"
             lines.append(f"  {kind}* {ctx.identifiers[out.name]} = {source};")
         if scratch_bytes(op) != 0:
             lines.append(f"  float* {ctx.scratch(op)} = (float*)b{at[-1]};")
     return lines
 
 
-def _touches(ctx: Context, kernel: Kernel, inside: set[str], outside: set[str]) -> tuple[set[str], set[str]]:
+def _touches(ctx: Context, kernel: Kernel) -> tuple[set[str], set[str]]:
     """Names of the memory that a kernel reads and writes: buffers, KV groups, the caller's arrays."""
-    buffer = {o.name: op.attr("at")[i] for op in ctx.graph.ops for i, o in enumerate(op.outs)}
 
     def memory(value: Value) -> str | None:
         if isinstance(value.type, KV):
             return f"kv{ctx.kv_group[value.name]}"
-        if value.name in inside or value.name not in ctx.places:
+        root = ctx.schedule.root(value.name)
+        if value.name in kernel.inside or root is None:
             return None
-        root = ctx.places[value.name].root
-        return f"%{root}" if root in outside else f"b{buffer[root]}"
+        return f"%{root}" if root in ctx.schedule.given else f"b{ctx.buffer[root]}"
 
     made = {o.name for op in kernel.ops for o in op.outs}
     reads = {memory(v) for op in kernel.ops for v in op.values if v.name not in made}
@@ -176,11 +173,11 @@ def _touches(ctx: Context, kernel: Kernel, inside: set[str], outside: set[str]) 
     return {m for m in reads if m}, {m for m in writes if m}
 
 
-def _kernel(ctx: Context, kernel: Kernel, inside: set[str]) -> list[str]:
+def _kernel(ctx: Context, kernel: Kernel) -> list[str]:
     op = kernel.ops[0]
     try:
-        if groupable(op, ctx.fixed):
-            return _pointwise(ctx, kernel, inside)
+        if groupable(op, ctx.schedule.fixed):
+            return _pointwise(ctx, kernel)
         if op.kind not in KERNELS:
             raise refuse(op, "the target has none for this kind")
         return KERNELS[op.kind](ctx, op)
@@ -190,7 +187,7 @@ def _kernel(ctx: Context, kernel: Kernel, inside: set[str]) -> list[str]:
         raise CodegenError(f"{refuse(op, str(error))}\n  {_describe(op)}") from error
 
 
-def _pointwise(ctx: Context, kernel: Kernel, inside: set[str]) -> list[str]:
+def _pointwise(ctx: Context, kernel: Kernel) -> list[str]:
     shape = shape_of(kernel.ops[0].out)
     inputs: dict[str, Operand] = {}
     outputs: dict[str, Operand] = {}
@@ -199,7 +196,7 @@ def _pointwise(ctx: Context, kernel: Kernel, inside: set[str]) -> list[str]:
         for arg in op.args:
             if isinstance(arg, Weight) or (isinstance(arg, Value) and arg.name not in made):
                 inputs.setdefault(key(arg), _operand(ctx, arg, shape))
-        if op.out.name not in inside:
+        if op.out.name not in kernel.inside:
             outputs[key(op.out)] = _operand(ctx, op.out, shape)
     text, args = print_group(Group(kernel.ops, shape, inputs, outputs))
     return [f"{ctx.function(text, 'pointwise')}({', '.join(args)});"]
@@ -218,7 +215,7 @@ def _operand(ctx: Context, arg: Value | Weight, shape: tuple[object, ...]) -> Op
 
 def _deliver(ctx: Context) -> list[str]:
     """Copy the logits to the caller where no kernel could write them there."""
-    if logits_root(ctx.graph) is not None:
+    if ctx.schedule.logits is not None:
         return []
     out = ctx.graph.outputs[0]
     width = shape_of(out)[-1]
