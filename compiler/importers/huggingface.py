@@ -92,8 +92,8 @@ def import_model(
 ) -> Imported:
     """The graph of a configuration, over the weights of a checkpoint."""
     config = config.get_text_config(decoder=True)
-    context = max_context or config_context(config)
     model = instantiate(config)
+    context = max_context or config_context(config)
     frozen = freeze_rope(model, config, context)
     names = Names(model, stored_names(model, weights.names))
     names.move_buffers(model)

@@ -58,6 +58,8 @@ def program_of(program: Any, names: Names, context: int, name: str, wrapper: str
         if spec.kind is kinds.USER_INPUT:
             placeholders[spec.arg.name] = next(inputs)
             continue
+        if spec.target is None:
+            raise ImportRefused("the model has an op with side effects, which a compiled graph cannot have")
         target = str(spec.target)
         value = program.constants.get(target)
         path = target.removeprefix(f"{wrapper}.") if wrapper else target
