@@ -91,25 +91,29 @@ class Descending {
   int64_t ready_ = 0;
 };
 
-// How many of the `kept` most likely tokens it takes to reach top_p of their probability.
-inline int64_t nucleus(Descending& order, const float* z, int64_t kept, double top_p) {
-  double top = z[order.first(1)[0]], total = 0;
+INLINE double weight_of(double below_top, double temperature) {
+  return lane0(exp_d(splat_d(below_top / temperature)));
+}
+
+// How many of the `kept` most likely tokens it takes to reach top_p of their probability at a temperature.
+inline int64_t nucleus(Descending& order, const float* l, int64_t kept, double temperature, double top_p) {
+  double top = l[order.first(1)[0]], total = 0;
   if (kept == order.size()) {
     D sum = splat_d(0);
     for (int64_t i = 0; i < kept; i += W) {
-      F v = load_n(z + i, kept - i);
+      F v = load_n(l + i, kept - i);
       if (kept - i < W) v = select_bits((1u << (kept - i)) - 1, v, splat(-__builtin_inff()));
-      sum = sum + exp_d(widen(v) - splat_d(top));
+      sum = sum + exp_d((widen(v) - splat_d(top)) / splat_d(temperature));
     }
     total = reduce_sum(sum);
   } else {
     const int32_t* ids = order.first(kept);
-    for (int64_t i = 0; i < kept; i++) total += lane0(exp_d(splat_d(double(z[ids[i]]) - top)));
+    for (int64_t i = 0; i < kept; i++) total += weight_of(l[ids[i]] - top, temperature);
   }
   double sum = 0;
   for (int64_t i = 0, ready = 0; i < kept; i++) {
     if (i == ready) ready = std::min(kept, std::max<int64_t>(256, ready * 8));
-    sum += lane0(exp_d(splat_d(double(z[order.first(ready)[i]]) - top)));
+    sum += weight_of(l[order.first(ready)[i]] - top, temperature);
     if (sum >= top_p * total) return i + 1;
   }
   return kept;
@@ -122,8 +126,8 @@ struct SampleRow {
   int32_t sample, position;
 };
 
-// The kept token with the largest z + noise; equal ones by id.
-inline int32_t noisiest(const float* z, const int32_t* ids, int64_t n, double least, const SampleRow& row) {
+// The token with the largest z + noise among those with z >= least; equal ones by id.
+inline int32_t noisiest(const float* l, const int32_t* ids, int64_t n, double least, const SampleRow& row) {
   double best = -__builtin_inf();
   int32_t chosen = -1;
   for (int64_t i = 0; i < n; i += W) {
@@ -133,26 +137,31 @@ inline int32_t noisiest(const float* z, const int32_t* ids, int64_t n, double le
     double noise[W];
     gumbel(id, row.seed, row.position, row.sample, noise);
     for (int64_t j = 0; j < m; j++) {
-      double value = double(z[id[j]]) + noise[j];
-      if (double(z[id[j]]) < least) continue;
+      double z = double(l[id[j]]) / double(row.temperature), value = z + noise[j];
+      if (z < least) continue;
       if (value > best || (value == best && id[j] < chosen)) best = value, chosen = id[j];
     }
   }
   return chosen;
 }
 
+// z = l / temperature is in double; dividing by it keeps the order of the logits, which top-k and top-p sort by.
 inline int32_t sample_row(const float* l, int64_t V, const SampleRow& row) {
-  if (row.temperature == 0) return argmax(l, V);
-  std::vector<float> z(static_cast<size_t>(V));
-  for (int64_t i = 0; i < V; i++) z[size_t(i)] = l[i] / row.temperature;
-  double top = z[size_t(argmax(z.data(), V))];
+  int32_t likeliest = argmax(l, V);
+  if (row.temperature == 0) return likeliest;
+  double top = double(l[likeliest]) / double(row.temperature);
   double least = row.min_p > 0 ? top + lane0(log_d(splat_d(double(row.min_p)))) : -__builtin_inf();
   bool some = row.top_k > 0 && row.top_k < V;
-  if (!some && row.top_p >= 1) return noisiest(z.data(), nullptr, V, least, row);
-  Descending order(z.data(), V);
-  int64_t kept = some ? row.top_k : V;
-  if (row.top_p < 1) kept = nucleus(order, z.data(), kept, row.top_p);
-  return noisiest(z.data(), order.first(kept), kept, least, row);
+  int32_t chosen;
+  if (!some && row.top_p >= 1) {
+    chosen = noisiest(l, nullptr, V, least, row);
+  } else {
+    Descending order(l, V);
+    int64_t kept = some ? row.top_k : V;
+    if (row.top_p < 1) kept = nucleus(order, l, kept, row.temperature, row.top_p);
+    chosen = noisiest(l, order.first(kept), kept, least, row);
+  }
+  return chosen < 0 ? likeliest : chosen;
 }
 
 // 0, or 2 where a row of logits holds a NaN.

@@ -1,0 +1,189 @@
+"""The compiled sampler against runtime.sampler, the definition in float64."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime import sampler
+from tests.codegen.harness import build_cpp, pointer
+
+VOCAB = 5003
+SOURCE = """#include "sample.h"
+using namespace octavo;
+#define EXPORT extern "C" __attribute__((visibility("default")))
+EXPORT int32_t sample_rows(const octavo_sample_args* a, int threads) {
+  Pool pool(threads);
+  return sample(pool, *a);
+}
+EXPORT void score(const float* l, int64_t rows, int64_t V, const int32_t* ids, float* out) {
+  Pool pool(2);
+  logprobs(pool, l, rows, V, ids, out);
+}
+EXPORT uint32_t first_word(uint64_t key, uint32_t a, uint32_t b, uint32_t c) {
+  return philox(key, a, b, c, 0);
+}
+EXPORT void noise(const int32_t* ids, uint64_t seed, int32_t position, int32_t sample, double* out) {
+  gumbel(ids, seed, position, sample, out);
+}
+"""
+
+
+class Args(ctypes.Structure):
+    _fields_ = [(n, ctypes.c_int32) for n in ("num_rows", "vocab_size", "num_top")] + [
+        (n, ctypes.c_void_p)
+        for n in (
+            "logits", "temperature", "top_p", "min_p", "top_k", "seed", "sample_index", "position", "ids",
+            "logprobs", "top_ids", "top_logprobs",
+        )
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    found = build_cpp(SOURCE, Path(tmp_path_factory.mktemp("sample")))
+    found.first_word.restype = ctypes.c_uint32
+    return found
+
+
+def run(
+    library: ctypes.CDLL,
+    logits: np.ndarray,
+    settings: list[dict[str, Any]],
+    num_top: int = 0,
+    threads: int = 2,
+) -> dict[str, np.ndarray]:
+    rows, vocab = logits.shape
+    defaults = {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "top_k": 0,
+        "seed": 0,
+        "sample_index": 0,
+        "position": 0,
+    }
+    kinds = {"top_k": np.int32, "seed": np.uint64, "sample_index": np.int32, "position": np.int32}
+    columns = {
+        n: np.array([s.get(n, d) for s in settings], kinds.get(n, np.float32)) for n, d in defaults.items()
+    }
+    out = {
+        "ids": np.full(rows, -9, np.int32),
+        "logprobs": np.full(rows, np.nan, np.float32),
+        "top_ids": np.full((rows, num_top), -9, np.int32),
+        "top_logprobs": np.full((rows, num_top), np.nan, np.float32),
+    }
+    logits = np.ascontiguousarray(logits, np.float32)
+    arrays = {"logits": logits, **columns, **out}
+    args = Args(rows, vocab, num_top, **{n: pointer(a) for n, a in arrays.items()})
+    out["error"] = np.array(library.sample_rows(ctypes.byref(args), threads))
+    return out
+
+
+def random_logits(rows: int, seed: int = 0, vocab: int = VOCAB) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal((rows, vocab)) * 2.5).astype(np.float32)
+
+
+def test_philox_known_answer(library: ctypes.CDLL) -> None:
+    """Key 0, counter 0, from the authors' known-answer file."""
+    assert library.first_word(ctypes.c_uint64(0), 0, 0, 0) == 0x6627E8D5
+
+
+def test_noise_is_the_definitions(library: ctypes.CDLL) -> None:
+    ids, out = np.arange(16, dtype=np.int32), np.full(16, np.nan)
+    library.noise(
+        ctypes.c_void_p(pointer(ids)),
+        ctypes.c_uint64(0xDEADBEEF12345678),
+        77,
+        3,
+        ctypes.c_void_p(pointer(out)),
+    )
+    want = sampler.gumbel(16, 0xDEADBEEF12345678, 77, 3)
+    assert np.allclose(out, want, rtol=1e-12, atol=1e-12)
+
+
+SETTINGS = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.7, "top_k": 1},
+    {"temperature": 0.7, "top_k": 40},
+    {"temperature": 1.3, "top_k": VOCAB + 5},
+    {"temperature": 0.9, "top_p": 0.3},
+    {"temperature": 0.9, "top_p": 0.95},
+    {"temperature": 1.5, "top_p": 0.9999},
+    {"temperature": 1.0, "min_p": 0.05},
+    {"temperature": 1.1, "top_k": 50, "top_p": 0.8, "min_p": 0.02},
+    {"temperature": 0.5, "top_p": 1e-6},
+]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_the_token_is_the_definitions(library: ctypes.CDLL, setting: dict[str, Any]) -> None:
+    logits = random_logits(40)
+    keys = [{"seed": 11 * i + (1 << 40), "sample_index": i % 3, "position": 5 * i} for i in range(40)]
+    got = run(library, logits, [{**setting, **k} for k in keys])
+    temperature = setting.get("temperature", 1.0)
+    rest = {k: v for k, v in setting.items() if k != "temperature"}
+    want = [
+        sampler.sample(row, temperature=temperature, **rest, **k) for row, k in zip(logits, keys, strict=True)
+    ]
+    assert got["ids"].tolist() == want and got["error"] == 0
+    logprobs = sampler.log_softmax(logits)[np.arange(40), want]
+    assert np.allclose(got["logprobs"], logprobs, rtol=2e-7, atol=2e-7)
+
+
+def test_ties_go_to_the_lowest_id(library: ctypes.CDLL) -> None:
+    logits = np.zeros((1, 100), np.float32)
+    logits[0, [30, 60, 90]] = 4.0
+    assert run(library, logits, [{"temperature": 0.0}])["ids"][0] == 30
+    assert run(library, logits, [{"top_k": 1}])["ids"][0] == 30
+    chosen = {int(run(library, logits, [{"top_k": 2, "seed": s}])["ids"][0]) for s in range(40)}
+    assert chosen == {30, 60}
+    assert run(library, logits, [{}], num_top=5)["top_ids"][0].tolist() == [30, 60, 90, 0, 1]
+
+
+@pytest.mark.parametrize("count", [1, 5, 20])
+def test_top_logprobs(library: ctypes.CDLL, count: int) -> None:
+    logits = random_logits(7, seed=2)
+    got = run(library, logits, [{}] * 7, num_top=count)
+    for q in range(7):
+        ids, logprobs = sampler.top(logits[q], count)
+        assert got["top_ids"][q].tolist() == ids.tolist()
+        assert np.allclose(got["top_logprobs"][q], logprobs, rtol=2e-7, atol=2e-7)
+
+
+def test_a_row_does_not_depend_on_the_others_or_on_threads(library: ctypes.CDLL) -> None:
+    logits = random_logits(23, seed=3)
+    settings = [{**SETTINGS[i % len(SETTINGS)], "seed": i, "position": i} for i in range(23)]
+    together = run(library, logits, settings, num_top=3, threads=3)
+    for q in range(23):
+        alone = run(library, logits[q : q + 1], settings[q : q + 1], num_top=3, threads=1)
+        for name in ("ids", "logprobs", "top_ids", "top_logprobs"):
+            assert np.array_equal(alone[name][0], together[name][q])
+
+
+def test_biased_out_tokens_are_never_chosen(library: ctypes.CDLL) -> None:
+    logits = np.full((50, 99), -np.inf, np.float32)
+    logits[:, [7, 42]] = 1.0
+    got = run(library, logits, [{"seed": s} for s in range(50)])
+    assert set(got["ids"].tolist()) == {7, 42}
+
+
+def test_a_nan_is_reported(library: ctypes.CDLL) -> None:
+    logits = random_logits(2)
+    logits[1, 17] = np.nan
+    assert run(library, logits, [{}, {}])["error"] == 2
+
+
+def test_scores(library: ctypes.CDLL) -> None:
+    logits, ids = random_logits(9, seed=4), np.arange(9, dtype=np.int32) * 500
+    out = np.full(9, np.nan, np.float32)
+    library.score(
+        *(ctypes.c_void_p(pointer(logits)), ctypes.c_int64(9), ctypes.c_int64(VOCAB)),
+        *(ctypes.c_void_p(pointer(a)) for a in (ids, out)),
+    )
+    assert np.allclose(out, sampler.log_softmax(logits)[np.arange(9), ids], rtol=2e-7, atol=2e-7)
