@@ -99,7 +99,9 @@ class _Walk:
             self.found[node] = self.found[node.args[0]][node.args[1]]
             return
         if target not in CONVERTERS:
-            raise ImportRefused(f"{where(node, target, loc)}: this op has no converter. Write it with others, or file the model")
+            raise ImportRefused(
+                f"{where(node, target, loc)}: this op has no converter. Write it with others, or file the model"
+            )
         context = Context(self.build, node, loc, self.program.context, self.limits, self.constant)
         try:
             args = [self.resolve(a, context) for a in node.args]

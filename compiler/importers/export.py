@@ -99,7 +99,9 @@ def _guards(program: Any) -> list[Any]:
 
 def _place(guard: Any) -> str:
     frame = guard.sloc.framework_loc
-    return "in an unknown line" if frame is None else f"{frame.filename}, line {frame.lineno}, in {frame.name}"
+    return (
+        "in an unknown line" if frame is None else f"{frame.filename}, line {frame.lineno}, in {frame.name}"
+    )
 
 
 def _inside_torch(guard: Any) -> bool:

@@ -67,7 +67,11 @@ class GgufSource:
         if order is None:
             return self.read(name)[lo:hi]
         if (np.diff(order[lo:hi]) == 1).all():  # contiguous rows: a view where they are not quantised
-            return self._stored(tensor, slice(int(order[lo]), int(order[lo]) + hi - lo)) if hi > lo else self.read(name)[:0]
+            return (
+                self._stored(tensor, slice(int(order[lo]), int(order[lo]) + hi - lo))
+                if hi > lo
+                else self.read(name)[:0]
+            )
         return self._stored(tensor, order[lo:hi])
 
     def read(self, name: str) -> Array:
@@ -106,7 +110,9 @@ class _Layout:
     def apply(self, name: str, array: Array) -> Array:
         result = self.processor.process(array, name, tensor_key_mapping={}, parsed_parameters={"tensors": {}})
         if result.name != name:
-            raise ImportRefused(f"tensor {name!r} is stored in a layout that is taken apart by name; it cannot be imported")
+            raise ImportRefused(
+                f"tensor {name!r} is stored in a layout that is taken apart by name; it cannot be imported"
+            )
         return np.asarray(result.weights, dtype=array.dtype)
 
     def shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -139,7 +145,9 @@ def _config(path: Path) -> Any:
         try:
             return AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
         except (ValueError, KeyError, OSError) as error:
-            raise ImportRefused(f"{path}: transformers cannot read the model's configuration: {error}") from error
+            raise ImportRefused(
+                f"{path}: transformers cannot read the model's configuration: {error}"
+            ) from error
 
 
 def _by_name(path: Path, reader: Any, config: Any, layout: _Layout) -> Mapping[str, Any]:

@@ -11,7 +11,13 @@ import inspect
 from typing import Any
 
 from compiler.importers.aten import SUPPORTED, import_program
-from compiler.importers.export import EXAMPLE_LENGTH, check_guards, export_program, functionalize, symbol_bounds
+from compiler.importers.export import (
+    EXAMPLE_LENGTH,
+    check_guards,
+    export_program,
+    functionalize,
+    symbol_bounds,
+)
 from compiler.importers.model import Imported, ModelInfo
 from compiler.importers.placeholders import Names, constants_of, program_of, to_numpy
 from compiler.importers.refused import ImportRefused
@@ -44,7 +50,9 @@ def _load(module: Any, context: int) -> Imported:
 
     device = next((t.device for t in module.parameters()), torch.device("cpu"))
     positions = takes_positions(module)
-    example = tuple(torch.zeros((1, EXAMPLE_LENGTH), dtype=torch.long, device=device) for _ in range(1 + positions))
+    example = tuple(
+        torch.zeros((1, EXAMPLE_LENGTH), dtype=torch.long, device=device) for _ in range(1 + positions)
+    )
     with torch.no_grad():
         program = export_program(_logits_only(module, positions), example, context, SUPPORTED)
     names = Names(module)
@@ -90,7 +98,9 @@ def takes_positions(module: Any) -> bool:
             f"{type(module).__name__}.forward needs {required[1].name!r} besides ids and positions: wrap it in a module "
             "whose forward takes ids [1,S] and, if it needs them, positions [1,S]"
         )
-    return bool(required) or (len(positional) > 1 and positional[1].name in ("pos", "positions", "position_ids"))
+    return bool(required) or (
+        len(positional) > 1 and positional[1].name in ("pos", "positions", "position_ids")
+    )
 
 
 def _logits_only(module: Any, positions: bool) -> Any:

@@ -83,7 +83,9 @@ def test_a_missing_tensor_is_named(checkpoint: Path) -> None:
 
 def test_a_tensor_of_another_shape_is_named(checkpoint: Path) -> None:
     edit_config(checkpoint, intermediate_size=80)
-    with pytest.raises(WeightError, match=r"gate_proj.weight' has shape \[112, 96\] but .* makes it \[80, 96\]"):
+    with pytest.raises(
+        WeightError, match=r"gate_proj.weight' has shape \[112, 96\] but .* makes it \[80, 96\]"
+    ):
         load(checkpoint)
 
 
