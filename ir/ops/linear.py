@@ -8,6 +8,7 @@ import numpy as np
 
 from ir.ops.base import REQUIRED, Array, Call, OpDef, RefCall, broadcast
 from ir.ops.pointwise import ACTIVATIONS
+from ir.ops.reduce import mean
 from ir.ops.shape import gather
 from ir.types import Tensor, Type
 
@@ -111,15 +112,15 @@ def _rms_norm_reference(call: RefCall) -> tuple[Array]:
     """x / sqrt(mean(x^2) + eps) * w (arXiv 1910.07467)."""
     x = call.args[0]
     axes = tuple(range(-call.attrs["rank"], 0))
-    return _scaled(call, x / np.sqrt(np.mean(x * x, axis=axes, keepdims=True) + call.attrs["eps"]))
+    return _scaled(call, x / np.sqrt(mean(x * x, axes) + call.attrs["eps"]))
 
 
 def _layer_norm_reference(call: RefCall) -> tuple[Array]:
     """(x - mean) / sqrt(var + eps) * w + b (arXiv 1607.06450)."""
     x = call.args[0]
     axes = tuple(range(-call.attrs["rank"], 0))
-    centred = x - x.mean(axis=axes, keepdims=True)
-    variance = np.mean(centred * centred, axis=axes, keepdims=True)
+    centred = x - mean(x, axes)
+    variance = mean(centred * centred, axes)
     return _scaled(call, centred / np.sqrt(variance + call.attrs["eps"]))
 
 

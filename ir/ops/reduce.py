@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -72,6 +73,12 @@ def _numpy_reduction(fn: Callable[..., Any]) -> Reference:
     return reference
 
 
+def mean(x: Any, axis: tuple[int, ...], keepdims: bool = True) -> Any:
+    """The sum over the number of elements; NaN where there are none."""
+    total = np.sum(x, axis=axis, keepdims=keepdims)
+    return total / math.prod(x.shape[a] for a in axis)
+
+
 def softmax(x: Any, axis: int) -> Any:
     """exp(x - max) over its sum along an axis."""
     e = np.exp(x - x.max(axis=axis, keepdims=True, initial=-np.inf))
@@ -103,7 +110,7 @@ _AXES = {"axes": REQUIRED, "keepdims": False}
 
 OPS: tuple[OpDef, ...] = (
     OpDef("sum", ("x",), _sum, _numpy_reduction(np.sum), _AXES),
-    OpDef("mean", ("x",), _mean, _numpy_reduction(np.mean), _AXES),
+    OpDef("mean", ("x",), _mean, _numpy_reduction(mean), _AXES),
     OpDef("max", ("x",), _reduce, _numpy_reduction(np.max), _AXES),
     OpDef("softmax", ("x",), _softmax, _softmax_reference, {"axis": REQUIRED}),
     OpDef("cumsum", ("x",), _cumsum, _cumsum_reference, {"axis": REQUIRED}),

@@ -81,11 +81,20 @@ def test_a_mask_operand_selects_or_is_added(shape: tuple[int, ...], slopes: bool
         np.broadcast_to(np.eye(7, dtype=bool), np.broadcast_shapes(shape, (7, 7))) if shape[-1] == 7 else True
     )
     whole = np.broadcast_to(allowed, (1, 4, 7, 7))[0]
-    expected = np.concatenate([
-        written_out(q[h : h + 1], k[h // 2, None], v[h // 2, None], lambda i, j, h=h: whole[h, i, j], 1.0, 0.0, None,
-                    None if given is None else given[h : h + 1])
+    heads = [
+        written_out(
+            q[h : h + 1],
+            k[h // 2, None],
+            v[h // 2, None],
+            lambda i, j, h=h: whole[h, i, j],
+            1.0,
+            0.0,
+            None,
+            None if given is None else given[h : h + 1],
+        )
         for h in range(4)
-    ], axis=1)  # fmt: skip
+    ]
+    expected = np.concatenate(heads, axis=1)
     got = result("attention", q[None], k[None], v[None], allowed, None, given, wide=True, scale=1.0)
     np.testing.assert_allclose(got[0], expected, rtol=1e-11, atol=1e-12)
     added = np.where(allowed, 0.0, -math.inf)

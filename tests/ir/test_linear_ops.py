@@ -72,8 +72,8 @@ def test_matmul(a: tuple[int, ...], b: tuple[int, ...]) -> None:
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=a), rng.normal(size=b)
     batch = np.broadcast_shapes(a[:-2], b[:-2])
-    xs = np.broadcast_to(x, (*batch, *a[-2:])).reshape(-1, *a[-2:])
-    ys = np.broadcast_to(y, (*batch, *b[-2:])).reshape(-1, *b[-2:])
+    xs = np.broadcast_to(x, (*batch, *a[-2:])).reshape(math.prod(batch), *a[-2:])
+    ys = np.broadcast_to(y, (*batch, *b[-2:])).reshape(math.prod(batch), *b[-2:])
     expected = np.array([dots(p, q.T) for p, q in zip(xs, ys, strict=True)]).reshape(*batch, a[-2], b[-1])
     np.testing.assert_allclose(result("matmul", x, y, wide=True), expected, rtol=1e-12, atol=1e-13)
 

@@ -28,20 +28,42 @@ def tanh_gelu(x: float) -> float:
 
 
 UNARY: dict[str, Callable[[float], float]] = {
-    "neg": lambda x: -x, "abs": lambda x: x if x > 0 else -x, "exp": math.exp, "tanh": math.tanh,
-    "sin": math.sin, "cos": math.cos, "sigmoid": lambda x: 1 / (1 + math.exp(-x)), "erf": math.erf,
-    "relu": lambda x: max(x, 0.0), "silu": lambda x: x / (1 + math.exp(-x)), "gelu": lambda x: x * phi(x),
-    "gelu_tanh": tanh_gelu, "softplus": lambda x: math.log1p(math.exp(x)), "floor": math.floor,
-}  # fmt: skip
+    "neg": lambda x: -x,
+    "abs": lambda x: x if x > 0 else -x,
+    "exp": math.exp,
+    "tanh": math.tanh,
+    "sin": math.sin,
+    "cos": math.cos,
+    "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
+    "erf": math.erf,
+    "relu": lambda x: max(x, 0.0),
+    "silu": lambda x: x / (1 + math.exp(-x)),
+    "gelu": lambda x: x * phi(x),
+    "gelu_tanh": tanh_gelu,
+    "softplus": lambda x: math.log1p(math.exp(x)),
+    "floor": math.floor,
+}
 POSITIVE: dict[str, Callable[[float], float]] = {
-    "log": math.log, "sqrt": math.sqrt, "rsqrt": lambda x: x**-0.5,
-}  # fmt: skip
+    "log": math.log,
+    "sqrt": math.sqrt,
+    "rsqrt": lambda x: x**-0.5,
+}
 BINARY: dict[str, Callable[[float, float], Any]] = {
-    "add": lambda x, y: x + y, "sub": lambda x, y: x - y, "mul": lambda x, y: x * y, "div": lambda x, y: x / y,
-    "maximum": max, "minimum": min, "floordiv": lambda x, y: math.floor(x / y), "mod": lambda x, y: x % y,
-    "lt": lambda x, y: x < y, "le": lambda x, y: x <= y, "gt": lambda x, y: x > y, "ge": lambda x, y: x >= y,
-    "eq": lambda x, y: x == y, "ne": lambda x, y: x != y,
-}  # fmt: skip
+    "add": lambda x, y: x + y,
+    "sub": lambda x, y: x - y,
+    "mul": lambda x, y: x * y,
+    "div": lambda x, y: x / y,
+    "maximum": max,
+    "minimum": min,
+    "floordiv": lambda x, y: math.floor(x / y),
+    "mod": lambda x, y: x % y,
+    "lt": lambda x, y: x < y,
+    "le": lambda x, y: x <= y,
+    "gt": lambda x, y: x > y,
+    "ge": lambda x, y: x >= y,
+    "eq": lambda x, y: x == y,
+    "ne": lambda x, y: x != y,
+}
 OTHER = {"pow", "and", "or", "not", "where", "cast", "clamp"}
 
 
@@ -168,7 +190,7 @@ def test_cast(given: Any, dtype: str, expected: list[Any]) -> None:
 
 
 def test_narrow_floats_are_computed_wide_and_rounded_once() -> None:
-    """silu at 3 in bf16: rounding after each step gives another value than rounding 3 / (1 + exp(-3)) once."""
+    """Rounding after each step of silu gives other values than rounding x / (1 + exp(-x)) once."""
     x = np.linspace(-6, 6, 200).astype(ml_dtypes.bfloat16)
     got = result("silu", x)
     exact = [v / (1 + math.exp(-v)) for v in x.astype(float)]
@@ -179,13 +201,23 @@ def test_narrow_floats_are_computed_wide_and_rounded_once() -> None:
 @pytest.mark.parametrize(
     ("kind", "types", "attrs"),
     [
-        ("add", (DType.BOOL, DType.BOOL), {}), ("neg", (DType.BOOL,), {}), ("div", (DType.I32, DType.I32), {}),
-        ("exp", (DType.I32,), {}), ("and", (DType.F32, DType.F32), {}), ("add", (DType.F32, DType.F64), {}),
-        ("where", (DType.F32, DType.F32, DType.F32), {}), ("add", (DType.I8, 200), {}), ("add", (1.0, 2.0), {}),
-        ("clamp", (DType.I32,), {"low": 0.5}), ("clamp", (DType.BOOL,), {}), ("cast", (DType.F32,), {"dtype": "f31"}),
-        ("cast", (DType.F32,), {"dtype": 3}), ("where", (DType.BOOL, 1.0, 2.0), {}), ("eq", (DType.BOOL, 1), {}),
+        ("add", (DType.BOOL, DType.BOOL), {}),
+        ("neg", (DType.BOOL,), {}),
+        ("div", (DType.I32, DType.I32), {}),
+        ("exp", (DType.I32,), {}),
+        ("and", (DType.F32, DType.F32), {}),
+        ("add", (DType.F32, DType.F64), {}),
+        ("where", (DType.F32, DType.F32, DType.F32), {}),
+        ("add", (DType.I8, 200), {}),
+        ("add", (1.0, 2.0), {}),
+        ("clamp", (DType.I32,), {"low": 0.5}),
+        ("clamp", (DType.BOOL,), {}),
+        ("cast", (DType.F32,), {"dtype": "f31"}),
+        ("cast", (DType.F32,), {"dtype": 3}),
+        ("where", (DType.BOOL, 1.0, 2.0), {}),
+        ("eq", (DType.BOOL, 1), {}),
     ],
-)  # fmt: skip
+)
 def test_operands_that_do_not_fit(kind: str, types: tuple[Any, ...], attrs: dict[str, Any]) -> None:
     args = [Weight("w", Tensor(t, (2,))) if isinstance(t, DType) else Scalar(t) for t in types]
     with pytest.raises(InferError, match=f"^{kind}: .* \\(at model.x\\)$"):

@@ -55,9 +55,12 @@ def test_the_arrow_stands_under_the_op_among_its_neighbours() -> None:
     ops[6] = "%a6 = neg %x : f32[T,5]"
     text = refused(graph_of(*ops), "result types are f32[T,5], but the operands give f32[T,4]", 6)
     assert text.splitlines()[1:] == [
-        "  ...", *(f"  {o}" for o in ops[3:7]),
-        "  ^^^ result types are f32[T,5], but the operands give f32[T,4]", *(f"  {o}" for o in ops[7:10]), "  ...",
-    ]  # fmt: skip
+        "  ...",
+        *(f"  {o}" for o in ops[3:7]),
+        "  ^^^ result types are f32[T,5], but the operands give f32[T,4]",
+        *(f"  {o}" for o in ops[7:10]),
+        "  ...",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -111,10 +114,14 @@ def test_a_weight_has_one_type() -> None:
 
 @pytest.mark.parametrize(
     ("dims", "message"),
-    [({}, "gives no bounds for"), ({"T": (5, 2)}, "bounds 5..2"), ({"T": (-1, 2)}, "bounds -1..2"),
-     ({"T": (1, 2), "a b": (1, 2)}, "'a b' cannot be the name of a size"),
-     ({"T": (1, 2), "mod": (1, 2)}, "'mod' cannot be the name of a size")],
-)  # fmt: skip
+    [
+        ({}, "gives no bounds for"),
+        ({"T": (5, 2)}, "bounds 5..2"),
+        ({"T": (-1, 2)}, "bounds -1..2"),
+        ({"T": (1, 2), "a b": (1, 2)}, "'a b' cannot be the name of a size"),
+        ({"T": (1, 2), "mod": (1, 2)}, "'mod' cannot be the name of a size"),
+    ],
+)
 def test_sizes_need_sensible_names_and_bounds(dims: dict[str, tuple[int, int]], message: str) -> None:
     refused(Graph("g", dims, (X,), (), ()), message, None)
 
