@@ -79,10 +79,10 @@ class Core:
         if not chunks:
             assert not self.scheduler.stuck, "requests wait though nothing runs"
             return False
-        step = self._buffers.pack(chunks)
+        step, now = self._buffers.pack(chunks), time.monotonic()
         try:
             results = self._results(chunks, self.executor.forward(step))
-            self._advance([c for c in chunks if not c.seq.finished])
+            self._advance([c for c in chunks if not c.seq.finished], now)
         except Exception as error:
             for chunk in chunks:
                 self.fail(chunk.seq.request, error)
@@ -112,9 +112,8 @@ class Core:
             keep = [row for row, owner in enumerate(owners) if not owner.seq.finished]
             return self._results([c for c in chunks if not c.seq.finished], logits[keep])
 
-    def _advance(self, chunks: Seq[Chunk]) -> None:
-        """Record what is in the cache now, and start the forks of prompts that are complete."""
-        now = time.monotonic()
+    def _advance(self, chunks: Seq[Chunk], now: float) -> None:
+        """Record what is in the cache, and start the forks of complete prompts. now: when the step began."""
         for chunk in chunks:
             seq = chunk.seq
             if seq.output.started_s is None:

@@ -60,7 +60,7 @@ def _states(tokens: list[int], windows: list[int | None]) -> list[int]:
 
 
 class FakeExecutor:
-    """Per group and slot two 64-bit words, garbage at first. fail: what forward raises. nan: the token after which
+    """Per group and slot two 64-bit words, garbage at first. fail: what forward raises. nan: the token whose
     logits are NaN.
     """
 
