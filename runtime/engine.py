@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
@@ -21,14 +19,13 @@ from runtime.errors import EngineError, RequestError, ResourceError
 from runtime.executor import Executor
 from runtime.manifest import Model
 from runtime.output import Output
+from runtime.prompt import Prompt, encode
 from runtime.request import Request
 from runtime.sampling import Sampling, fresh_seed
 from runtime.scheduler import Limits, Scheduler
 from runtime.sequence import Sequence
 from runtime.step import StepBuffers
 from runtime.tokenizer import Tokenizer
-
-Prompt = str | Seq[int] | Seq[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +115,7 @@ class Engine:
 
     def prepare(self, prompt: Prompt, sampling: Sampling) -> np.ndarray:
         """Token ids, i32, of a prompt that can be served with this sampling. Raises RequestError."""
-        ids = self._encode(prompt)
+        ids = encode(prompt, self.tokenizer, self.model.vocab_size)
         self._check(ids, sampling)
         return ids
 
@@ -139,25 +136,6 @@ class Engine:
             self._calls.append((self._core.add, request))
             self._wake.notify()
         return request
-
-    def _encode(self, prompt: Any) -> np.ndarray:
-        """Token ids of a prompt, i32. Raises RequestError."""
-        if isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], Mapping)):
-            if self.tokenizer is None:
-                raise RequestError("this artifact has no tokenizer", where="prompt", todo="Give token ids")
-            ids = (
-                self.tokenizer.encode(prompt)
-                if isinstance(prompt, str)
-                else self.tokenizer.encode_chat(prompt)
-            )
-        else:
-            ids = list(prompt)
-        vocab_size = self.model.vocab_size
-        for at, token in enumerate(ids):
-            if isinstance(token, bool) or not hasattr(token, "__index__") or not 0 <= token < vocab_size:
-                raise RequestError(f"token {at} is {token!r}", where="prompt",
-                                   todo=f"Use integers from 0 to {vocab_size - 1}, a text, or messages")
-        return np.array(ids, np.int32)
 
     def stats(self) -> Stats:
         """A snapshot; the engine does not stop for it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from runtime.completion import Completion, Event
-from runtime.engine import Engine, Prompt, load
+from runtime.engine import Engine, load
 from runtime.errors import RequestError
+from runtime.prompt import Prompt, as_prompts
 from runtime.request import Request
 from runtime.sampling import Sampling
 
@@ -80,18 +81,6 @@ def _per_prompt(
         found = f"{len(samplings)} samplings and {len(seeds)} seeds for {count} prompts"
         raise RequestError(found, where="generate", todo="Give one for all, or one per prompt")
     return [s if x is None else replace(s, seed=x) for s, x in zip(samplings, seeds, strict=True)]
-
-
-def as_prompts(prompts: Any) -> list[Any]:
-    """A list of prompts, from one or many."""
-    if isinstance(prompts, str) or not hasattr(prompts, "__len__"):
-        return [prompts]
-    if len(prompts) == 0:
-        raise RequestError(
-            "there is none", where="prompts", todo="Give at least one prompt with at least one token"
-        )
-    first = prompts[0]
-    return [prompts] if isinstance(first, Mapping) or hasattr(first, "__index__") else list(prompts)
 
 
 def _prepare(engine: Engine, prompts: Seq[Any], samplings: Seq[Sampling]) -> list[np.ndarray]:

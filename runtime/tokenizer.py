@@ -53,14 +53,14 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """A plain text prompt, with the special tokens that the tokenizer adds (a BOS, say)."""
-        return self._once(self._library.encode(text, add_special_tokens=True).ids)
+        return self._ids(text, add_special_tokens=True)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Chat messages, up to where the assistant answers. The template writes all special tokens itself."""
         if self._chat is None:
             raise RequestError("this model has no chat template", where="chat messages",
                                todo="Give the prompt as text or token ids")
-        return self._once(self._library.encode(self._chat.render(messages), add_special_tokens=False).ids)
+        return self._ids(self._chat.render(messages), add_special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens."""
@@ -70,8 +70,14 @@ class Tokenizer:
         """For one output, token by token."""
         return Detokenizer(self.decode, self._byte_tokens, self._special)
 
-    def _once(self, ids: list[int]) -> list[int]:
-        """The ids with one BOS where both the text and the tokenizer wrote it."""
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """The text's ids, with one BOS where both the text and the tokenizer wrote it."""
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            todo = "Remove lone surrogates"
+            raise RequestError(f"not valid Unicode ({error})", where="prompt", todo=todo) from error
+        ids = self._library.encode(text, add_special_tokens=add_special_tokens).ids
         doubled = len(ids) > 1 and ids[0] == ids[1] == self._bos_token_id
         return ids[1:] if doubled else ids
 

@@ -94,6 +94,11 @@ def test_bos_is_never_doubled():
     assert tokenizer.decode([0, 4, 1]) == "a"
 
 
+def test_text_that_is_not_unicode_is_refused():
+    with pytest.raises(RequestError, match="not valid Unicode"):
+        words().encode("a\ud800")
+
+
 def test_a_model_without_a_template_says_so():
     with pytest.raises(RequestError, match="no chat template"):
         words(None).encode_chat(TURNS)

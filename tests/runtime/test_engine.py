@@ -311,13 +311,28 @@ def test_result_of_several_samples_is_refused():
 
 @pytest.mark.parametrize(
     ("prompts", "seed", "said"),
-    [([], None, "none"), ([[1], [2]], [1], "1 seeds for 2"), ([[1], []], None, "prompt 1")],
+    [
+        ([], None, "none"),
+        (None, None, "'None' is none"),
+        (b"text", None, "is none"),
+        ({"role": "user", "content": "x"}, None, "is none"),
+        ([[1], None], None, "prompt 1"),
+        ([[1], [2]], [1], "1 seeds for 2"),
+        ([[1], []], None, "prompt 1"),
+    ],
 )
 def test_generate_refuses_before_anything_runs(prompts, seed, said):
     with fake_engine() as engine:
         with pytest.raises(RequestError, match=said):
             generate(engine, prompts, seed=seed)
         assert engine.stats().steps == 0
+
+
+def test_arrays_are_token_ids():
+    with fake_engine() as engine:
+        array = np.array(PROMPTS[4], np.int64)
+        for prompts in (array, [array], np.stack([array])):
+            assert generate(engine, prompts, GREEDY)[0].token_ids == expected(PROMPTS[4], GREEDY)
 
 
 def test_one_seed_per_prompt():

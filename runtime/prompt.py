@@ -1,0 +1,46 @@
+"""Prompts: a text, token ids, or chat messages; one or many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from runtime.errors import RequestError
+from runtime.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+_KINDS = "Give a text, a list of token ids, or a list of messages"
+
+
+def as_prompts(prompts: Any) -> list[Any]:
+    """A list of prompts, from one or many. Raises RequestError."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if not _is_list(prompts):
+        raise RequestError(f"{str(prompts)[:60]!r} is none", where="prompts", todo=_KINDS + ", or several")
+    if len(prompts) == 0:
+        raise RequestError("there is none", where="prompts", todo="Give at least one, of at least one token")
+    return [prompts] if isinstance(prompts[0], Mapping | int | np.integer) else list(prompts)
+
+
+def encode(prompt: Any, tokenizer: Tokenizer | None, vocab_size: int) -> np.ndarray:
+    """Token ids of one prompt, i32. Raises RequestError."""
+    if isinstance(prompt, str) or (_is_list(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)):
+        if tokenizer is None:
+            raise RequestError("this artifact has no tokenizer", where="prompt", todo="Give token ids")
+        ids = tokenizer.encode(prompt) if isinstance(prompt, str) else tokenizer.encode_chat(prompt)
+    elif _is_list(prompt):
+        ids = list(prompt)
+    else:
+        raise RequestError(f"{str(prompt)[:60]!r} is none", where="prompt", todo=_KINDS)
+    for at, token in enumerate(ids):
+        if isinstance(token, bool) or not isinstance(token, int | np.integer) or not 0 <= token < vocab_size:
+            todo = f"Use integers from 0 to {vocab_size - 1}, a text, or messages"
+            raise RequestError(f"token {at} is {token!r}", where="prompt", todo=todo)
+    return np.array(ids, np.int32)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
