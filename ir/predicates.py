@@ -118,6 +118,8 @@ def why_not(predicate: Any, num_tables: int) -> str | None:
 def _why_not_integer(expr: Any) -> str | None:
     if isinstance(expr, sympy.Integer) or expr in (QUERY, KEY):
         return None
+    if isinstance(expr, sympy.Pow) and isinstance(expr.exp, sympy.Integer) and expr.exp > 1:
+        return _why_not_integer(expr.base)
     if not isinstance(expr, _ARITHMETIC):
         return f"{expr} is not an integer expression over q and k"
     return next((r for r in map(_why_not_integer, expr.args) if r is not None), None)
@@ -130,6 +132,7 @@ _NUMPY: dict[Any, Callable[[Any, Any], Any]] = {
     Or: np.logical_or,
     sympy.Add: np.add,
     sympy.Mul: np.multiply,
+    sympy.Pow: np.power,
     FloorDiv: np.floor_divide,
     CeilDiv: lambda a, b: -(-a // b),
     sympy.Mod: np.mod,

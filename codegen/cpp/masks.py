@@ -73,6 +73,8 @@ def _print(e: Any, columns: tuple[int, ...]) -> str:
         return f"(table{index}[({args[1]}) * {columns[index]} + ({args[2]})] != 0)"
     if isinstance(e, Relational):
         return f"({args[0]} {_COMPARE[str(e.rel_op)]} {args[1]})"
+    if isinstance(e, sympy.Pow):
+        return f"({' * '.join([args[0]] * int(cast(Any, e.args[1])))})"
     for kind, spelled in _OPERATORS.items():
         if isinstance(e, kind):
             return f"({spelled.join(args)})"

@@ -59,6 +59,8 @@ def apply(op: Op, operands: Sequence[Element], limit: Limit) -> Element:
     """The result's element. Raises CasesError where it is not a function of positions."""
     if op.kind in _LOGIC:
         return _LOGIC[op.kind](*operands)
+    if op.kind in _BOOLEAN and not any(isinstance(o, Cases) for o in operands):
+        return _BOOLEAN[op.kind](*operands)
     if op.kind in _COMPARE:
         return _comparison(op, operands, limit)
     if op.kind == "where":
@@ -67,6 +69,8 @@ def apply(op: Op, operands: Sequence[Element], limit: Limit) -> Element:
         return _cast(operands[0], DType(op.attr("dtype")), limit)
     if op.kind == "clamp":
         return _clamp(op, operands[0])
+    if _dtype(op) is DType.BOOL or (op.kind == "div" and not _dtype(op).is_float):
+        raise CasesError(f"of {_dtype(op)} cannot be followed")
     return combine(_NUMERIC[op.kind], *(_as_cases(o) for o in operands))
 
 
@@ -113,6 +117,8 @@ def _cast(x: Element, dtype: DType, limit: Limit) -> Element:
 def _check_cast(leaf: Any, dtype: DType, limit: Limit) -> None:
     if not leaf.free_symbols:
         return
+    if dtype in (DType.I8, DType.U8):
+        raise CasesError(f"cuts positions ({leaf}) to {dtype}")
     if dtype.is_integer and not leaf.is_integer:
         raise CasesError(f"cuts {leaf} to an integer")
     if leaf.is_integer and dtype in (DType.F16, DType.BF16):
@@ -243,6 +249,8 @@ def rsqrt(x: float) -> float:
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "lt": sympy.Lt, "le": sympy.Le, "gt": sympy.Gt, "ge": sympy.Ge, "eq": sympy.Eq, "ne": sympy.Ne,
 }  # fmt: skip
+
+_BOOLEAN: dict[str, Callable[..., Any]] = {"mul": And, "minimum": And, "add": Or, "maximum": Or}
 
 _LOGIC: dict[str, Callable[..., Any]] = {"and": And, "or": Or, "not": negation}
 

@@ -27,7 +27,16 @@ from passes.attention.cases import (
     exact,
     number,
 )
-from passes.attention.indexing import ZERO, Index, Sizes, broadcast, flatten, pull, shape_of
+from passes.attention.indexing import (
+    ZERO,
+    Index,
+    Sizes,
+    broadcast,
+    flatten,
+    is_never_negative,
+    pull,
+    shape_of,
+)
 from passes.attention.tables import Tables
 
 HEAD = symbol("h")
@@ -199,6 +208,13 @@ def _gathered(elements: Elements, table: Arg, rows: Arg, axis: int, index: Index
     chosen = elements.at(rows, index[axis : axis + rank])
     found: Element | None = None
     for row, guard in chosen.items:
+        inside = is_never_negative(row, elements.sizes) and arithmetic.always_below(
+            row, shape_of(table)[axis], elements.sizes
+        )
+        if not inside and not isinstance(table, Weight):  # the proof tries every index of an array
+            raise CasesError(
+                f"reads at {row}, which may be outside the {shape_of(table)[axis]} that there are"
+            )
         here = elements.at(table, (*index[:axis], row, *index[axis + rank :]))
         found = here if found is None else choose(guard, here, found)
     return found

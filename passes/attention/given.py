@@ -28,8 +28,10 @@ def with_mask(prover: Prover, op: Op, view: View) -> Arg:
     sizes = prover.sizes(length, h=shape_of(q)[1], d=shape_of(q)[3], e=shape_of(v)[3])
     elements = prover.elements(view, sizes)
     scores = _scores(prover, op, elements)
-    if scores.bias is not None and (_operand(op, 4) is not None or _operand(op, 5) is not None):
-        raise refused(op, "this attention has sinks or slopes, and a bias in its mask besides")
+    if _operand(op, 4) is not None and (scores.bias is not None or scores.shifted):
+        raise refused(op, "this attention has sinks, and something added to its scores besides")
+    if _operand(op, 5) is not None and scores.bias is not None:
+        raise refused(op, "this attention has slopes, and a bias in its mask besides")
     predicate, tables = prover.proved(op, scores.keep, length, view)
     slopes = _operand(op, 5) if scores.bias is None else scores.bias.emit(elements, view.op)
     k, v = _narrowed(k, v, sizes, view)

@@ -163,6 +163,8 @@ def limits_of(expr: Any, sizes: Sizes) -> tuple[Any, Any] | None:
     lows, highs = [i[0] for i in inner if i], [i[1] for i in inner if i]
     if isinstance(expr, sympy.Add):
         return sum(lows), sum(highs)
+    if isinstance(expr, sympy.Max | sympy.Min):
+        return expr.func(*lows), expr.func(*highs)
     if isinstance(expr, sympy.Mul):
         return _product_limits(lows, highs)
     if isinstance(expr, FloorDiv) and isinstance(args[1], sympy.Integer):

@@ -18,7 +18,18 @@ from sympy.core.relational import Relational
 from sympy.logic.boolalg import And, Not, Or
 
 from ir.dims import FloorDiv, Table
-from ir.predicates import CAUSAL, KEY, QUERY, Grid, conjuncts, evaluate_grid, is_causal, window, window_of
+from ir.predicates import (
+    CAUSAL,
+    KEY,
+    QUERY,
+    Grid,
+    conjuncts,
+    evaluate_grid,
+    is_causal,
+    why_not,
+    window,
+    window_of,
+)
 
 MAX_PAIRS = 2**28  # of positions that are tried one by one
 PAIRS_AT_ONCE = 2**21
@@ -45,7 +56,7 @@ def prove(predicate: Any, context: int | None, tables: Sequence[Grid] = ()) -> A
     Raises MaskRefused where it looks ahead, hides every key from some query, or cannot be decided.
     """
     tidied = tidy(predicate)
-    _check_symbols(tidied)
+    _check_language(tidied, len(tables))
     terms = conjuncts(tidied)
     if is_causal(tidied) and all(_is_simple(t) for t in terms):
         return _join(t for t in terms if not _is_void(t, context))
@@ -126,11 +137,13 @@ def _join(terms: Iterable[Any]) -> Any:
     return And(CAUSAL, *([window(min(sizes))] if sizes else []), *rest)
 
 
-def _check_symbols(predicate: Any) -> None:
+def _check_language(predicate: Any, num_tables: int) -> None:
     for s in cast("set[Any]", predicate.free_symbols) - {QUERY, KEY}:
         if s.name == "h":
             raise MaskRefused("the mask differs from head to head")
         raise MaskRefused(f"the mask depends on {s}, not on positions alone: {predicate}")
+    if (reason := why_not(predicate, num_tables)) is not None:
+        raise MaskRefused(reason)
 
 
 def _check_tables(predicate: Any, context: int, tables: Sequence[Grid]) -> None:
@@ -155,6 +168,8 @@ def _prove_diagonal(terms: Sequence[Any], context: int, tables: Sequence[Grid]) 
     if not is_causal(predicate):
         raise MaskRefused(f"too many positions to show that {predicate} never looks ahead", LOWER)
     positions = np.arange(context)
+    if any(set(entry.args[1:]) - {QUERY, KEY} for entry in _tables_in(predicate)):
+        raise MaskRefused(f"too many positions to try where {predicate} reads its tables", LOWER)
     if not np.all(evaluate_grid(predicate, positions, positions, tables)):
         raise MaskRefused(f"too many positions to show that each query sees a key under {predicate}", LOWER)
     return _join(t for t in terms if not _is_void(t, context))

@@ -32,14 +32,10 @@ class Prover:
     _proofs: dict[Any, Any] = field(default_factory=dict[Any, Any])
 
     def sizes(self, length: Any, **others: Any) -> dict[Any, Any]:
-        """Exclusive limits of positions, of other index symbols, and of the sizes that have an upper bound."""
-        bounded = {symbol(name): high + 1 for name, (_, high) in self.graph.dims.items() if high is not None}
-        return {
-            **bounded,
-            QUERY: length,
-            KEY: length,
-            **{symbol(name): size for name, size in others.items()},
-        }
+        """Exclusive limits of positions, of other index symbols, and of sizes with an upper bound."""
+        highs = {name: high for name, (_, high) in self.graph.dims.items() if high is not None}
+        limits = {**{name: high + 1 for name, high in highs.items()}, **others}
+        return {**{symbol(name): limit for name, limit in limits.items()}, QUERY: length, KEY: length}
 
     def elements(self, view: View, sizes: dict[Any, Any]) -> Elements:
         return Elements(view.producer, self.graph.dims, self.tables, sizes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import sympy
@@ -45,13 +45,17 @@ class Bias:
 
 @dataclass(frozen=True)
 class Scores:
-    """dot: the symbol of query times key (None: an additive mask alone). keep: where a score counts."""
+    """dot: the symbol of query times key (None: an additive mask alone). keep: where a score counts.
+
+    shifted: whether something is added to all scores of a query, which matters beside sinks.
+    """
 
     dot: Any
     scale: Any
     softcap: Any
     bias: Bias | None
     keep: Any
+    shifted: bool = False
 
 
 def read_scores(element: Element, has_dot: bool = True) -> Scores:
@@ -70,7 +74,9 @@ def read_scores(element: Element, has_dot: bool = True) -> Scores:
     keep: Any = sympy.false
     for _, guard in kept:
         keep = either(keep, guard)
-    return _read_leaf(forms.pop(), keep, has_dot)
+    form = forms.pop()
+    shifted = any(sympy.expand(_on_past_keys(leaf) - form) != 0 for leaf, _ in kept)
+    return replace(_read_leaf(form, keep, has_dot), shifted=shifted)
 
 
 def _is_hidden(leaf: Any) -> bool:
@@ -86,7 +92,7 @@ def _without_row_terms(leaf: Any) -> Any:
 
 
 def _on_past_keys(leaf: Any) -> Any:
-    """The leaf with each larger or smaller of two numbers decided for k <= q: no other key may count anyway."""
+    """The leaf with each maximum and minimum decided for k <= q: no later key may count anyway."""
     for choice in sorted(leaf.atoms(sympy.Max, sympy.Min), key=str):
         a, *others = choice.args
         difference = sympy.expand(a - others[0])  # n * (q - k) + m

@@ -71,8 +71,8 @@ class _WrittenOut:
         scores_arg = _without_maximum(self.softmax.args[0], self.view)
         scores = self.prover.scores(self.softmax, elements, scores_arg, index, has_dot=True)
         sinks = self.sinks(elements, scores_arg, index, length)
-        if sinks is not None and scores.bias is not None:
-            raise refused(self.softmax, "this attention has both sinks and ALiBi")
+        if sinks is not None and (scores.bias is not None or scores.shifted):
+            raise refused(self.softmax, "this attention has sinks, and something added to its scores besides")
         q, k = self.query_and_key(elements, scores.dot)
         v = self.heads(self.op.args[1], (*lead, KEY, OUT), KEY, OUT, elements.sizes)
         return self.emit(scores, elements, q, k, v, sinks)
