@@ -30,28 +30,27 @@ _SAFETENSORS_NAMES = {
 
 
 def pack_weights(
-    graph: Graph, order: Sequence[PackedWeight], reader: Reader, path: Path, report: Report
+    graph: Graph,
+    order: Sequence[PackedWeight],
+    reader: Reader,
+    path: Path,
+    report: Report,
+    chunk_bytes: int = CHUNK_BYTES,
 ) -> None:
     """Write every weight in its layout. report(done, total) counts bytes."""
-    total = sum(w.bytes for w in order)
-    offsets, start, size = _write_header(path, order)
-    if size == start:
-        return
-    evaluator, done = Evaluator(graph, reader), 0
+    total, done = sum(w.bytes for w in order), 0
+    offsets, start = _write_header(path, order)
+    evaluator = Evaluator(graph, reader)
     for weight, offset in zip(order, offsets, strict=True):
-        file = (
-            np.memmap(path, np.uint8, "r+", start + offset, (max(weight.bytes, 1),)) if weight.bytes else None
-        )
-        if file is not None:
-            _pack(
-                weight, evaluator, file[: weight.bytes].view(weight.dtype.numpy).reshape(weight.packed_shape)
-            )
+        if weight.bytes:
+            file = np.memmap(path, np.uint8, "r+", start + offset, (weight.bytes,))
+            _pack(weight, evaluator, file.view(weight.dtype.numpy).reshape(weight.packed_shape), chunk_bytes)
             file.flush()
         done += weight.bytes
         report(done, total)
 
 
-def _write_header(path: Path, order: Sequence[PackedWeight]) -> tuple[list[int], int, int]:
+def _write_header(path: Path, order: Sequence[PackedWeight]) -> tuple[list[int], int]:
     """Write the header and make the file its full length. Returns the tensors' offsets, where data starts,
     the length.
 
@@ -77,44 +76,44 @@ def _write_header(path: Path, order: Sequence[PackedWeight]) -> tuple[list[int],
     with path.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         file.truncate(8 + len(header) + end)
-    return offsets, 8 + len(header), 8 + len(header) + end
+    return offsets, 8 + len(header)
 
 
-def _pack(weight: PackedWeight, evaluator: Evaluator, out: Array) -> None:
+def _pack(weight: PackedWeight, evaluator: Evaluator, out: Array, chunk_bytes: int) -> None:
+    step = _chunk_rows(weight, chunk_bytes)
     if weight.layout in ("plain", "table"):
-        _pack_plain(weight, evaluator, out)
+        _pack_plain(weight, evaluator, out, step)
     elif weight.layout == "panels":
-        _pack_panels(weight, evaluator, out, 0, weight.shape[0])
+        _pack_panels(weight, evaluator, out, range(weight.shape[0]), step)
     else:
         half = weight.shape[0] // 2
-        _pack_panels(weight, evaluator, out[0::2], 0, half)
-        _pack_panels(weight, evaluator, out[1::2], half, weight.shape[0])
+        _pack_panels(weight, evaluator, out[0::2], range(half), step)
+        _pack_panels(weight, evaluator, out[1::2], range(half, 2 * half), step)
 
 
-def _pack_plain(weight: PackedWeight, evaluator: Evaluator, out: Array) -> None:
+def _pack_plain(weight: PackedWeight, evaluator: Evaluator, out: Array, step: int) -> None:
     if not weight.shape:
         out[...] = evaluator.whole(weight.source)
         return
-    step = _chunk_rows(weight)
     for lo in range(0, weight.shape[0], step):
         hi = min(lo + step, weight.shape[0])
         out[lo:hi] = evaluator.rows(weight.source, lo, hi)
 
 
-def _pack_panels(weight: PackedWeight, evaluator: Evaluator, out: Array, first: int, last: int) -> None:
-    """Rows first..last of a matrix as panels; rows that fill up the last panel are zero."""
-    step = max(16, _chunk_rows(weight) // 16 * 16)
-    for lo in range(first, last, step):
-        hi = min(lo + step, last)
-        rows = evaluator.rows(weight.source, lo, hi).astype(weight.dtype.numpy, copy=False)
+def _pack_panels(weight: PackedWeight, evaluator: Evaluator, out: Array, rows: range, step: int) -> None:
+    """A range of a matrix's rows as panels; the lanes that fill up the last panel are zero."""
+    step = max(16, step // 16 * 16)
+    for lo in rows[::step]:
+        hi = min(lo + step, rows.stop)
+        part = evaluator.rows(weight.source, lo, hi).astype(weight.dtype.numpy, copy=False)
         whole, rest = (hi - lo) // 16, (hi - lo) % 16
-        panel = (lo - first) // 16
-        out[panel : panel + whole] = rows[: whole * 16].reshape(whole, 16, rows.shape[1]).transpose(0, 2, 1)
+        panel = (lo - rows.start) // 16
+        out[panel : panel + whole] = part[: whole * 16].reshape(whole, 16, part.shape[1]).transpose(0, 2, 1)
         if rest:
             out[panel + whole] = 0
-            out[panel + whole, :, :rest] = rows[whole * 16 :].T
+            out[panel + whole, :, :rest] = part[whole * 16 :].T
 
 
-def _chunk_rows(weight: PackedWeight) -> int:
+def _chunk_rows(weight: PackedWeight, chunk_bytes: int) -> int:
     row_bytes = int(np.prod(weight.shape[1:], dtype=np.int64)) * max(4, weight.dtype.size_bytes)
-    return max(1, CHUNK_BYTES // max(1, row_bytes))
+    return max(1, chunk_bytes // max(1, row_bytes))

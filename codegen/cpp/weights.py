@@ -113,6 +113,7 @@ class Evaluator:
             return self._reader.read(arg.name).astype(_dtype(arg).numpy, copy=False)
         if self._last is not None and self._last[0] == arg.name:
             return self._last[1]
+        self._last = None
         op = self._makers[arg.name]
         args = [self.whole(a) if isinstance(a, Weight | Value) else _plain(a) for a in op.args]
         made = apply(op, args, {})[op.outs.index(arg)]

@@ -1,0 +1,144 @@
+"""Packed weights: layouts, alignment, weight ops, and memory that stays near one chunk of rows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from codegen.cpp.pack import pack_weights
+from codegen.cpp.weights import PackedWeight
+from ir.build import GraphBuilder
+from ir.graph import Graph, Scalar, Value, Weight
+from ir.types import DType
+from tests.codegen.harness import Arrays, weight
+
+ROWS, K = 45, 7
+
+
+def packed(
+    graph: Graph, arrays: dict[str, np.ndarray], order: list[PackedWeight], path: Path
+) -> dict[str, np.ndarray]:
+    pack_weights(graph, order, Arrays(arrays), path, lambda done, total: None)
+    with safe_open(path, "numpy") as file:
+        return {w.name: file.get_tensor(w.name) for w in order}
+
+
+def plan(arg: Weight | Value, layout: str, dtype: DType = DType.F32) -> PackedWeight:
+    shape = tuple(int(d) for d in arg.type.shape)  # type: ignore[union-attr]
+    return PackedWeight(f"{arg.name}.{layout}", arg, layout, dtype, shape)
+
+
+def rows_of(panels: np.ndarray) -> np.ndarray:
+    return panels.transpose(0, 2, 1).reshape(-1, panels.shape[1])
+
+
+def test_layouts(tmp_path: Path) -> None:
+    a = np.random.default_rng(0).standard_normal((ROWS, K)).astype(np.float32)
+    b = np.random.default_rng(1).standard_normal((2 * 20, K)).astype(np.float32)
+    graph = GraphBuilder("g", {}).graph([])
+    order = [
+        plan(weight("a", ROWS, K), "panels"),
+        plan(weight("b", 40, K), "paired"),
+        plan(weight("a", ROWS, K), "plain"),
+    ]
+    found = packed(graph, {"a": a, "b": b}, order, tmp_path / "w")
+    assert (
+        np.array_equal(rows_of(found["a.panels"])[:ROWS], a) and not rows_of(found["a.panels"])[ROWS:].any()
+    )
+    pairs = found["b.paired"]
+    assert pairs.shape == (4, K, 16)
+    assert np.array_equal(rows_of(pairs[0::2])[:20], b[:20]) and np.array_equal(
+        rows_of(pairs[1::2])[:20], b[20:]
+    )
+    assert np.array_equal(found["a.plain"], a)
+
+
+def test_every_tensor_is_on_a_64_byte_boundary(tmp_path: Path) -> None:
+    order = [plan(weight(f"w{n}", n), "plain") for n in (1, 5, 16, 33)]
+    packed(
+        GraphBuilder("g", {}).graph([]),
+        {f"w{n}": np.ones(n, np.float32) for n in (1, 5, 16, 33)},
+        order,
+        tmp_path / "w",
+    )
+    raw = (tmp_path / "w").read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    assert all((8 + length + header[w.name]["data_offsets"][0]) % 64 == 0 for w in order)
+
+
+@pytest.mark.parametrize("chunk", [1, 100, 10**9])
+def test_weight_ops_by_rows_are_the_whole_op(tmp_path: Path, chunk: int) -> None:
+    rng = np.random.default_rng(2)
+    arrays = {n: rng.standard_normal((r, K)).astype(np.float32) for n, r in (("a", 30), ("b", 21), ("t", K))}
+    arrays["t"] = rng.standard_normal((K, 9)).astype(np.float32)
+    arrays["row"] = rng.standard_normal(K).astype(np.float32)
+    b = GraphBuilder("g", {})
+    joined = b.op(
+        "concat", weight("a", 30, K), b.op("slice", weight("b", 21, K), axis=0, start=3, stop=20), axis=0
+    )
+    scaled = b.op("add", b.op("mul", joined, Scalar(1.5)), weight("row", K))
+    first, second = b.op("split", scaled, axis=0, sizes=(28, 19), several=True)
+    narrow = b.op("cast", second, dtype="bf16")
+    turned = b.op("reshape", b.op("transpose", weight("t", K, 9), perm=(1, 0)), shape=(9, K, 1))
+    graph = b.graph([first, narrow, turned])
+    order = [plan(first, "panels"), plan(narrow, "panels", DType.BF16), plan(turned, "plain")]
+    pack_weights(graph, order, Arrays(arrays), tmp_path / "w", lambda done, total: None, chunk)
+    want = np.concatenate([arrays["a"], arrays["b"][3:20]]) * np.float32(1.5) + arrays["row"]
+    with safe_open(tmp_path / "w", "numpy") as file:
+        assert np.array_equal(rows_of(file.get_tensor(order[0].name))[:28], want[:28])
+        bits = rows_of(file.get_tensor(order[1].name).view(np.uint16))[:19]
+        assert np.array_equal(file.get_tensor(order[2].name), arrays["t"].T.reshape(9, K, 1))
+    assert np.array_equal(bits, want[28:].astype(DType.BF16.numpy).view(np.uint16))
+
+
+MEASURE = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from codegen.cpp.pack import pack_weights
+from codegen.cpp.weights import PackedWeight
+from ir.build import GraphBuilder
+from ir.graph import Scalar, Weight
+from ir.types import DType, Tensor
+
+N, K = 40000, 1024  # 164 MB
+
+class Source:
+    def rows(self, name, lo, hi):
+        return np.ones((hi - lo, K), np.float32)
+
+w = Weight("w", Tensor(DType.F32, (N, K)))
+b = GraphBuilder("g", {})
+v = b.op("mul", b.op("concat", w, w, axis=0), Scalar(2.0))
+order = [PackedWeight("v", v, "panels", DType.F32, (2 * N, K))]
+
+def anonymous():
+    text = Path("/proc/self/status").read_text()
+    return int(next(l for l in text.splitlines() if l.startswith("RssAnon")).split()[1]) * 1024
+
+start, most = anonymous(), 0
+import threading, time
+stop = threading.Event()
+def watch():
+    global most
+    while not stop.is_set():
+        most = max(most, anonymous()); time.sleep(0.002)
+t = threading.Thread(target=watch); t.start()
+pack_weights(b.graph([v]), order, Source(), Path(sys.argv[1]), lambda d, n: None)
+stop.set(); t.join()
+print(most - start)
+"""
+
+
+def test_packing_holds_a_few_chunks_and_not_the_tensor(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(tmp_path / "w")], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 120e6
