@@ -34,11 +34,11 @@ def compiler_key() -> str:
     return hashlib.sha256(b"".join(p.read_bytes() for p in sorted(files))).hexdigest()[:16]
 
 
-def compiled(source: Path, dtype: str) -> Path:
+def compiled(source: Path, dtype: str, isa: list[str] | None = None) -> Path:
     out = CACHE / compiler_key() / f"{source.stem}.{dtype}.octavo"
     if not (out / "manifest.json").is_file():
         out.parent.mkdir(parents=True, exist_ok=True)
-        compiler.compile(source, out, dtype=dtype)
+        compiler.compile(source, out, dtype=dtype, isa=isa)
     return out
 
 
@@ -50,7 +50,7 @@ def demo_f32(demo_gguf: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def demo_bf16(demo_gguf: Path) -> Path:
-    return compiled(demo_gguf, "bf16")
+    return compiled(demo_gguf, "bf16", ["v3"])
 
 
 @pytest.fixture(scope="session")
