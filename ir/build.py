@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, overload
+from typing import Any, Literal, cast, overload
 
 from ir.dims import Bounds
-from ir.graph import Arg, Graph, Op, Value, Weight
+from ir.graph import Arg, Graph, Op, Scalar, Value, Weight
 from ir.ops import OPS, InferError
-from ir.types import Type
+from ir.types import KV, Tensor, Type
 
 
 class GraphBuilder:
@@ -94,6 +94,9 @@ def infer(kind: str, args: Iterable[Arg], attrs: Mapping[str, Any], loc: str = "
     if kind not in OPS:
         raise InferError(f"there is no op {kind!r}{f' (at {loc})' if loc else ''}")
     types = tuple(a.type if isinstance(a, Value | Weight) else a for a in args)
+    strange = [a for a in cast("tuple[Any, ...]", types) if not isinstance(a, Tensor | KV | Scalar | None)]
+    if strange:
+        raise InferError(f"{kind}: {strange[0]!r} is not an operand{f' (at {loc})' if loc else ''}")
     try:
         return OPS[kind].infer_types(types, attrs)
     except InferError as e:

@@ -155,6 +155,11 @@ def test_an_unknown_kind_is_an_infer_error() -> None:
         infer("x", (), {}, "a.b")
 
 
+def test_what_is_no_operand_is_an_infer_error() -> None:
+    with pytest.raises(InferError, match=r"neg: 1.0 is not an operand \(at a.b\)"):
+        infer("neg", (1.0,), {}, "a.b")  # type: ignore[arg-type]
+
+
 def test_the_table_is_whole() -> None:
     """Names are unique, `?` and `*` operands come last, and the traits are on the ops that have them."""
     for kind, op in OPS.items():
