@@ -78,12 +78,20 @@ def normalize(dim: Any) -> Dim:
 
 @lru_cache(maxsize=4096)
 def _multiplied_out(expr: Any) -> Dim:
+    if expr.has(sympy.Min, sympy.Max):  # sympy leaves parts of these unevaluated: max(q, min(1, 2))
+        expr = _rebuilt(expr)
     if expr.is_Integer:
         return int(expr)
     if expr.is_Symbol or not isinstance(expr, sympy.Expr) or isinstance(expr, Boolean):
         return expr
     found: Any = sympy.expand(expr)
     return int(found) if found.is_Integer else found
+
+
+def _rebuilt(expr: Any) -> Any:
+    """The expression made again from its leaves, until that changes nothing."""
+    again = expr.func(*map(_rebuilt, expr.args)) if expr.args else expr
+    return again if again == expr else _rebuilt(again)
 
 
 def product(dims: tuple[Dim, ...]) -> Dim:
