@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import sympy
@@ -85,7 +86,23 @@ def _comparison(op: Op, operands: Sequence[Element], limit: Limit) -> Element:
     is_float = _dtype(op).is_float
     for leaf, _ in (*x.items, *y.items):
         _check_comparable(leaf, is_float, limit)
-    return compare(_COMPARE[op.kind], x, y)
+    return compare(partial(_compared, op.kind), x, y)
+
+
+def _compared(kind: str, a: Any, b: Any) -> Any:
+    """A comparison; beside integers a fraction is rounded to the integer that gives the same."""
+    if _is_fraction(a) and not _is_fraction(b):
+        return _compared(_MIRRORED.get(kind, kind), b, a)
+    if not _is_fraction(b) or not a.free_symbols:
+        return _COMPARE[kind](a, b)
+    below = sympy.Integer(math.floor(b))
+    if kind in ("lt", "le"):
+        return sympy.Le(a, below)
+    return sympy.Gt(a, below) if kind in ("gt", "ge") else sympy.sympify(kind == "ne")
+
+
+def _is_fraction(leaf: Any) -> bool:
+    return isinstance(leaf, sympy.Rational) and not isinstance(leaf, sympy.Integer)
 
 
 def _dtype(op: Op) -> DType:
@@ -249,6 +266,8 @@ def rsqrt(x: float) -> float:
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "lt": sympy.Lt, "le": sympy.Le, "gt": sympy.Gt, "ge": sympy.Ge, "eq": sympy.Eq, "ne": sympy.Ne,
 }  # fmt: skip
+
+_MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 _BOOLEAN: dict[str, Callable[..., Any]] = {"mul": And, "minimum": And, "add": Or, "maximum": Or}
 

@@ -49,7 +49,7 @@ def _scores(prover: Prover, op: Op, elements: Elements) -> Scores:
     if given is None:
         hint = "the attention of a causal language model needs a causal mask"
         raise refused(op, "this attention has no mask, so every query sees later keys", hint)
-    return Scores(None, 1, 0, None, _with_tables(op, given, elements))
+    return Scores(None, 1, 0, None, _with_tables(op, sympy.sympify(given), elements))
 
 
 def _with_tables(op: Op, predicate: Any, elements: Elements) -> Any:
@@ -59,6 +59,9 @@ def _with_tables(op: Op, predicate: Any, elements: Elements) -> Any:
         read = {t: elements.at(tables[int(t.args[0])], tuple(t.args[1:])) for t in predicate.atoms(Table)}
     except Unreadable as error:
         raise refused(error.op or op, error.reason) from None
+    for table, found in read.items():
+        if isinstance(found, Table) and found.args[1:] == table.args[1:]:
+            elements.tables.keep(int(found.args[0]), tables[int(table.args[0])])
     return predicate.xreplace(read)
 
 

@@ -92,6 +92,8 @@ def _spell(e: Any) -> Any:
         return CAUSAL if ahead == 1 else (KEY - QUERY) < ahead
     if (size := _chunk_of(e)) is not None:
         return chunk(size)
+    if isinstance(e, sympy.Eq) and set(e.args) == {QUERY, KEY}:
+        return sympy.Eq(KEY, QUERY)
     return e
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -65,7 +66,7 @@ def read_scores(element: Element, has_dot: bool = True) -> Scores:
     kept = [(leaf, guard) for leaf, guard in element.items if not _is_hidden(leaf)]
     if not kept:
         raise MaskRefused("the mask hides every key")
-    forms = {_without_row_terms(leaf) for leaf, _ in kept}
+    forms = {sympy.expand(_on_past_keys(leaf)) for leaf, _ in kept}
     if len(forms) > 1:
         shown = ", ".join(sorted(_show(f) for f in forms)[:4])
         raise MaskRefused(
@@ -75,20 +76,35 @@ def read_scores(element: Element, has_dot: bool = True) -> Scores:
     for _, guard in kept:
         keep = either(keep, guard)
     form = forms.pop()
-    shifted = any(sympy.expand(_on_past_keys(leaf) - form) != 0 for leaf, _ in kept)
-    return replace(_read_leaf(form, keep, has_dot), shifted=shifted)
+    relative = _without_row_terms(form)
+    return replace(_read_leaf(relative, keep, has_dot), shifted=relative != form)
 
 
 def _is_hidden(leaf: Any) -> bool:
     """A score so low that softmax gives it nothing, whatever the dot product (below 1e4 in size) is."""
-    constant = sum((t for t in terms_of(leaf) if not t.free_symbols), sympy.Integer(0))
-    has_positions = any(s.is_integer for s in leaf.free_symbols)
-    return bool(constant <= (LOW_BESIDE_BIAS if has_positions else VERY_LOW))
+    constant: Any = sympy.Integer(0)
+    limit = VERY_LOW
+    for term in terms_of(leaf):
+        if not term.free_symbols:
+            constant += term
+        elif any(s.is_integer for s in term.free_symbols):
+            limit = LOW_BESIDE_BIAS
+            if not _is_small_bias(term):
+                return False
+    return bool(constant <= limit)
+
+
+def _is_small_bias(term: Any) -> bool:
+    """slope * position, the slope a weight of the head or at most 1."""
+    factor, rest = term.as_coeff_Mul()
+    return (
+        rest in (QUERY, KEY) and abs(factor) <= 1 or any(s.name.startswith("head") for s in rest.free_symbols)
+    )
 
 
 def _without_row_terms(leaf: Any) -> Any:
     """The leaf without what is the same for all keys of a query, which softmax takes out again."""
-    return sympy.Add(*(t for t in terms_of(_on_past_keys(leaf)) if not _is_row_term(t)))
+    return sympy.Add(*(t for t in terms_of(leaf) if not _is_row_term(t)))
 
 
 def _on_past_keys(leaf: Any) -> Any:
@@ -114,7 +130,8 @@ def _is_known(s: Any) -> bool:
 
 
 def _show(form: Any) -> str:
-    return str(form) if len(str(form)) < 60 else f"{str(form)[:57]}..."
+    text = re.sub(r"matmul\d+", "dot", str(form))
+    return text if len(text) < 60 else f"{text[:57]}..."
 
 
 def _read_leaf(leaf: Any, keep: Any, has_dot: bool) -> Scores:

@@ -100,6 +100,10 @@ class Tables:
         renumbered = {t: Table(places[int(t.args[0])], *t.args[1:]) for t in predicate.atoms(Table)}
         return predicate.xreplace(renumbered), tuple(self._operand(i, emit) for i in used)
 
+    def keep(self, number: int, operand: Arg) -> None:
+        """Read a table from an operand that holds it already."""
+        self._operands.setdefault(number, operand)
+
     def _operand(self, number: int, emit: Emit) -> Arg:
         """The operand [N,M] that holds a table; its ops are emitted once."""
         if number not in self._operands:
