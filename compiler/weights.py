@@ -1,12 +1,12 @@
 """Weights by name, wherever they are stored.
 
-A `WeightSource` gives the *stored* element type and shape of each array and hands out rows without copying where the file
-allows it. Whoever packs weights casts them to the type that the graph's `Weight` has (`read_as`), a few rows at a time, so
-that a tensor need never be in memory twice.
+A `WeightSource` gives the *stored* element type and shape of each array and hands out rows without copying
+where the file allows it. Whoever packs weights casts them to the type that the graph's `Weight` has
+(`read_as`), a few rows at a time, so that a tensor need never be in memory twice.
 
-Files are memory-mapped: their pages belong to the page cache and not to the process. The safetensors format is read from
-its specification (8 bytes little-endian header length, JSON header, data); a header is refused when it is too long, when
-offsets leave the file, overlap, or disagree with shape and element type.
+Files are memory-mapped: their pages belong to the page cache and not to the process. The safetensors format
+is read from its specification (8 bytes little-endian header length, JSON header, data); a header is refused
+when it is too long, when offsets leave the file, overlap, or disagree with shape and element type.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class WeightError(ValueError):
 
 
 class WeightSource(Protocol):
-    """Arrays by name. Raises WeightError, naming the file and the array, where one is missing or malformed."""
+    """Arrays by name. Raises WeightError, naming file and array, where one is missing or malformed."""
 
     @property
     def names(self) -> tuple[str, ...]: ...
@@ -57,7 +57,7 @@ class WeightSource(Protocol):
         ...
 
     def rows(self, name: str, lo: int, hi: int) -> Array:
-        """Rows lo..hi of the first axis, in the stored element type; read-only, a view of the file where possible."""
+        """Rows lo..hi of the first axis in the stored element type: a read-only view where possible."""
         ...
 
     def read(self, name: str) -> Array:
@@ -105,7 +105,8 @@ class SafetensorsFile:
         kind, shape, _, _ = self._entries[name]
         if kind not in _SAFETENSORS_TYPES:
             raise WeightError(
-                f"{self.path}: tensor {name!r} has element type {kind}; only {', '.join(_SAFETENSORS_TYPES)} are read. "
+                f"{self.path}: tensor {name!r} has element type {kind}; only "
+                f"{', '.join(_SAFETENSORS_TYPES)} are read. "
                 "Save the checkpoint in one of them"
             )
         return Tensor(_SAFETENSORS_TYPES[kind], shape)
@@ -154,7 +155,7 @@ class ShardedSource:
 
 
 class LayeredSource:
-    """Several sources as one: the first that holds a name answers. `renames` maps a name to the stored one."""
+    """Several sources as one: the first that holds a name answers. renames: from a name to the stored one."""
 
     def __init__(self, sources: Iterable[WeightSource], renames: Mapping[str, str] | None = None) -> None:
         self._renames = dict(renames or {})
@@ -201,7 +202,7 @@ def read_as(source: WeightSource, weight: Weight, chunk_rows: int = 1024) -> Arr
 
 
 def check_weights(graph: Graph, source: WeightSource) -> None:
-    """Every weight that the graph reads is there, with the graph's shape. Raises WeightError naming the first few."""
+    """Every weight that the graph reads is there, with the graph's shape. Raises WeightError naming some."""
     held = set(source.names)
     missing = [w.name for w in graph.weights if w.name not in held]
     if missing:
@@ -213,7 +214,7 @@ def check_weights(graph: Graph, source: WeightSource) -> None:
         want, found = _tensor(weight), source.type(weight.name)
         if want.shape != found.shape:
             raise WeightError(
-                f"tensor {weight.name!r} has shape {list(found.shape)} but the model's configuration makes it "
+                f"tensor {weight.name!r} has shape {list(found.shape)} but the configuration makes it "
                 f"{list(want.shape)}: the configuration and the weights do not belong together"
             )
 
@@ -235,8 +236,8 @@ def _open_safetensors(path: Path) -> tuple[Array, dict[str, _Entry]]:
         length = int.from_bytes(file.read(8), "little")
         if length > min(MAX_HEADER_BYTES, size - 8):
             raise WeightError(
-                f"{path}: the header claims {length} bytes; the file has {size} and a header may have at most "
-                f"{MAX_HEADER_BYTES}. It is truncated or not a safetensors file"
+                f"{path}: the header claims {length} bytes; the file has {size} and a header may have at "
+                f"most {MAX_HEADER_BYTES}. It is truncated or not a safetensors file"
             )
         header = _parse_json(path, file.read(length))
     header.pop("__metadata__", None)
@@ -275,8 +276,8 @@ def _entry(path: Path, name: str, raw: Any, start: int, size: int) -> _Entry:
         raise WeightError(f"{where}: shape and offsets must be non-negative integers, not {raw!r}")
     if not begin <= end <= size - start:
         raise WeightError(
-            f"{where}: bytes {begin}..{end} are not inside the file's {size - start} bytes of data: it is truncated "
-            "or malformed"
+            f"{where}: bytes {begin}..{end} are not inside the file's {size - start} bytes of data: it is "
+            "truncated or malformed"
         )
     item = _SAFETENSORS_TYPES[kind].size_bytes if kind in _SAFETENSORS_TYPES else None
     if item is not None and end - begin != math.prod(shape) * item:
@@ -331,7 +332,8 @@ def open_checkpoint(directory: Path) -> tuple[WeightSource, tuple[Path, ...]]:
     pickled = sorted(p.name for s in ("bin", "pt", "pth", "ckpt", "pkl") for p in directory.glob(f"*.{s}"))
     if pickled:
         raise WeightError(
-            f"{directory}: the weights are pickled ({pickled[0]}), and reading a pickle runs the code in it. Convert them "
-            "where you trust them: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT) writes safetensors"
+            f"{directory}: the weights are pickled ({pickled[0]}), and reading a pickle runs the code in "
+            "it. Convert them where you trust them: "
+            "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT) writes safetensors"
         )
     raise WeightError(f"{directory}: there are no weights (model.safetensors) beside config.json")

@@ -17,7 +17,7 @@ __all__ = ["ImportRefused", "Imported", "ModelInfo", "load"]
 def load(source: Any, *, max_context: int | None = None) -> Imported:
     """Import a model. Raises ImportRefused or WeightError, saying what is wrong, where, and what to do.
 
-    source: path of a checkpoint directory or a .gguf file, a torch.nn.Module, or a torch.export.ExportedProgram.
+    source: the path of a checkpoint directory or of a .gguf file, a torch.nn.Module, or an ExportedProgram.
     max_context: the longest sequence to compile for; by default what the model's configuration says.
     """
     if max_context is not None and max_context < 1:

@@ -1,8 +1,9 @@
 """An exported ATen graph -> the IR.
 
-`import_program` walks the nodes in order; each call is looked up in one literal table (`CONVERTERS`) of functions that
-emit IR ops. FakeTensor shapes become symbolic sizes, module stacks become `loc`, and what an op gives is checked against
-the shape that torch says it has, so that a converter that is wrong fails here and not later.
+`import_program` walks the nodes in order; each call is looked up in one literal table (`CONVERTERS`) of
+functions that emit IR ops. FakeTensor shapes become symbolic sizes, module stacks become `loc`, and what an
+op gives is checked against the shape that torch says it has, so that a converter that is wrong fails here
+and not later.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ SUPPORTED = frozenset(CONVERTERS) | DROPPED | {"aten.sym_size.int"}  # what an e
 class Program:
     """What import_program needs of an exported program.
 
-    placeholders: what each placeholder stands for, by node name: a weight, a literal, or one of the graph's inputs.
+    placeholders: what each stands for, by node name: a weight, a literal, or the name of a graph input.
     context: the largest S.
     prefix: module path of the wrapper that was exported, left out of every `loc`.
     """
@@ -55,7 +56,7 @@ class Program:
 
 
 def import_program(program: Program) -> Graph:
-    """The graph in imported form. Raises ImportRefused on an op without a converter, naming it and where it is."""
+    """The graph in imported form. Raises ImportRefused, naming the op and where it is."""
     size = symbol("S")
     inputs = (Value("ids", Tensor(DType.I32, (1, size))), Value("pos", Tensor(DType.I32, (1, size))))
     build = GraphBuilder(program.name, {"S": (1, program.context)}, inputs)
@@ -100,7 +101,7 @@ class _Walk:
             return
         if target not in CONVERTERS:
             raise ImportRefused(
-                f"{where(node, target, loc)}: this op has no converter. Write it with others, or file the model"
+                f"{where(node, target, loc)}: this op has no converter. Use ops that have one"
             )
         context = Context(self.build, node, loc, self.program.context, self.limits, self.constant)
         try:
@@ -163,7 +164,7 @@ def _check_dtype(given: DType, fake: Any) -> None:
 
 
 def module_path(node: Any, prefix: str = "") -> str:
-    """The path of the innermost module that a node came from, as in the state dict; "" for the model itself."""
+    """The path of the innermost module that a node came from; "" for the model itself."""
     stack = node.meta.get("nn_module_stack") or {}
     path = next((str(p) for p, _ in reversed(stack.values())), "")
     path = re.sub(r"\.slice\([^)]*\)", "", path.removeprefix("L['self']").lstrip("."))

@@ -150,7 +150,7 @@ def _sdpa(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """torch's scaled_dot_product_attention: [.., S, D] in, [.., S, E] out; scale is 1/sqrt(D) unless given."""
+    """torch's scaled_dot_product_attention: [.., S, D] in, [.., S, E] out; scale 1/sqrt(D) unless given."""
     if dropout:
         raise ImportRefused("attention with dropout cannot be compiled: export the module in eval mode")
     width: Any = c.type(q).shape[-1]

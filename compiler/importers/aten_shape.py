@@ -131,7 +131,7 @@ def _triangle(lower: bool) -> Convert:
 
 
 def _pad(c: Context, x: Any, pad: Any, value: Any = 0) -> Any:
-    """Constant padding: a concatenation with a filled array at each end of each axis; negative padding cuts."""
+    """Constant padding: a filled array at each end of each axis; negative padding cuts."""
     value = 0 if value is None else value
     for back, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
         x = _pad_axis(c, x, c.type(x).rank - 1 - back, before, after, value)

@@ -46,7 +46,7 @@ def is_weight(arg: Any) -> bool:
 
 
 class Context:
-    """One call of the exported graph: emits ops at its `loc`, and knows the type that torch gives the result."""
+    """One call of the exported graph: emits ops at its `loc` and knows the type that torch gives it."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Context:
         return self.op("full", shape=(), value=self.literal(value, kind).value, dtype=str(kind))
 
     def operand(self, arg: Any, dtype: DType) -> Arg:
-        """An operand of a pointwise op that computes in `dtype`: a tensor is cast to it, a literal stays one."""
+        """An operand of a pointwise op that computes in `dtype`: a tensor is cast, a literal stays one."""
         if isinstance(arg, bool | int | float):
             return self.literal(arg, dtype)
         if isinstance(arg, Scalar):
@@ -138,7 +138,7 @@ class Context:
         return axis + rank if axis < 0 else axis
 
     def symbolic_float(self, node: Any) -> Value | Weight:
-        """A float that Python computed from sizes (a log, a quotient) as scalar ops, so that a pass can see it."""
+        """A float that Python computed from sizes (a quotient) as scalar ops, so that a pass can see it."""
         name = getattr(node.target, "__name__", str(node.target))
         if name == "sym_float":
             return self.tensor(self._float_operand(node.args[0]), DType.F32)
@@ -171,7 +171,7 @@ class Context:
         )
 
     def _name(self, kind: str) -> str:
-        """`l3.q_proj` for the linear of model.layers.3.self_attn.q_proj, `l3.self_attn.mul` for a mul beside it."""
+        """`l3.q_proj` for the linear of model.layers.3.self_attn.q_proj, `l3.self_attn.mul` beside it."""
         parts = self.loc.split(".") if self.loc else []
         layer = next((f"l{p}" for p in parts if p.isdigit()), "")
         tail = parts[-1] if parts and not parts[-1].isdigit() else ""

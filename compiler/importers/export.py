@@ -1,14 +1,14 @@
 """torch.export of a causal language model, with one symbolic length.
 
-Sizes are exported without torch's assumption that they are at least 2, so that a branch on a length of 1 is a guard like any
-other. Every guard must hold at each length from 1 to the context; one that does not is refused with the line it comes from.
-Guards that torch's own code makes (layout and broadcast decisions inside an op, which do not change what it computes) may
-fail at single lengths.
+Sizes are exported without torch's assumption that they are at least 2, so that a branch on a length of 1 is
+a guard like any other. Every guard must hold at each length from 1 to the context; one that does not is
+refused with the line it comes from. Guards that torch's own code makes (layout and broadcast decisions
+inside an op, which do not change what it computes) may fail at single lengths.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from functools import reduce
 from io import StringIO
@@ -27,11 +27,13 @@ MAX_ISOLATED = 2
 def export_program(module: Any, args: tuple[Any, ...], context: int, supported: frozenset[str]) -> Any:
     """The functional ExportedProgram of module(*args), every argument [1, S] with 1 <= S <= context.
 
-    Ops that are not in `supported` are decomposed where torch knows how. Raises ImportRefused where the model cannot be
-    exported for every length.
+    Ops that are not in `supported` are decomposed where torch knows how. Raises ImportRefused where the
+    model cannot be exported for every length.
     """
     import torch
-    from torch.fx.experimental import _config as shape_config
+    from torch.fx.experimental import _config
+
+    shape_config: Any = _config
 
     # a context below the example's length is checked by the guards, not by the example
     size = torch.export.Dim.AUTO(min=1, max=max(context, EXAMPLE_LENGTH))
@@ -56,7 +58,6 @@ def functionalize(program: Any, supported: frozenset[str]) -> Any:
     if all(_is_plain(node, supported) for node in program.graph.nodes):
         return program
     import torch
-
     from torch._decomp import decomposition_table
 
     table = {**decomposition_table, **torch.export.default_decompositions()}
@@ -66,7 +67,7 @@ def functionalize(program: Any, supported: frozenset[str]) -> Any:
 
 
 def _is_plain(node: Any, supported: frozenset[str]) -> bool:
-    """Whether a node is an input, an output, Python's arithmetic on sizes, or a supported op without side effects."""
+    """Whether a node is an input, an output, arithmetic on sizes, or a supported op without side effects."""
     if node.op in ("placeholder", "output"):
         return True
     schema = getattr(node.target, "_schema", None)
@@ -76,7 +77,7 @@ def _is_plain(node: Any, supported: frozenset[str]) -> bool:
 
 
 def check_guards(program: Any, context: int) -> None:
-    """Every guard of an export holds at each length up to the context. Raises ImportRefused with its source line."""
+    """Every guard holds at each length up to the context. Raises ImportRefused with its source line."""
     lengths = np.arange(1, context + 1)
     for guard in _guards(program):
         holds = np.broadcast_to(_holds(guard.expr, lengths), lengths.shape)
@@ -84,8 +85,8 @@ def check_guards(program: Any, context: int) -> None:
         if not len(failing) or (len(failing) <= MAX_ISOLATED and _inside_torch(guard)):
             continue
         raise ImportRefused(
-            f"the model computes something else at some lengths: it was traced where {guard.expr}, which does not hold at "
-            f"length {failing[0]} ({_place(guard)}). Remove the dependence on the length, or lower --max-context"
+            f"the model computes something else at some lengths: it was traced where {guard.expr}, which "
+            f"does not hold at length {failing[0]} ({_place(guard)}). Remove the dependence on the length"
         )
 
 

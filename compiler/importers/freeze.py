@@ -6,7 +6,7 @@ from typing import Any
 
 
 def freeze_rope(model: Any, config: Any, context: int) -> dict[str, str]:
-    """Compute the frequencies of dynamic and long rotary embeddings once, as transformers does at `context` tokens.
+    """Compute the frequencies of dynamic and long rotary embeddings once, as for `context` tokens.
 
     Returns what was frozen, by module path.
     """

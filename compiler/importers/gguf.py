@@ -1,12 +1,15 @@
 """A GGUF file -> the IR.
 
-The `gguf` package reads and dequantises; configuration, names and the layout of each tensor (llama-like files carry query and
-key rows in another order) are transformers' own. Tensors are dequantised when they are asked for, some rows at a time.
+The `gguf` package reads and dequantises; configuration, names and the layout of each tensor (llama-like
+files carry query and key rows in another order) are transformers' own. Tensors are dequantised when they
+are asked for, some rows at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +28,12 @@ _PLAIN = {"F32": DType.F32, "F16": DType.F16, "BF16": DType.BF16, "F64": DType.F
 def load_gguf(path: Path, max_context: int | None = None) -> Imported:
     """Import a GGUF file. Raises ImportRefused or WeightError."""
     reader = _open(path)
-    config = _config(path)
-    _refuse_unread(path, reader, config)
-    weights = GgufSource(path, reader, config)
+    with _parsed_once(reader):
+        config = _config(path)
+        has_tokenizer = reader.get_field("tokenizer.ggml.model") is not None
+        tokenizer_files = convert_tokenizer(path.parent, gguf_file=path.name) if has_tokenizer else {}
+        _refuse_unread(path, reader, config)
+        weights = GgufSource(path, reader, config)
     return import_model(
         config,
         weights,
@@ -36,7 +42,7 @@ def load_gguf(path: Path, max_context: int | None = None) -> Imported:
         source=("gguf", str(path), (path.name,)),
         eos=tuple(v for v in [_number(reader, "tokenizer.ggml.eos_token_id")] if v is not None),
         bos=_number(reader, "tokenizer.ggml.bos_token_id"),
-        tokenizer_files=convert_tokenizer(path.parent, gguf_file=path.name),
+        tokenizer_files=tokenizer_files,
     )
 
 
@@ -94,8 +100,8 @@ class GgufSource:
             return dequantize(data, tensor.tensor_type)
         except (NotImplementedError, ValueError) as error:
             raise WeightError(
-                f"{self.path}: tensor {tensor.name!r} is quantised as {tensor.tensor_type.name}, which the gguf package "
-                f"does not dequantise ({error}); requantise the model to Q8_0 or F16"
+                f"{self.path}: tensor {tensor.name!r} is of type {tensor.tensor_type.name}, which the gguf "
+                f"package does not dequantise ({error}); requantise the model to Q8_0 or F16"
             ) from error
 
 
@@ -138,6 +144,20 @@ def _open(path: Path) -> Any:
         raise WeightError(f"{path}: not a GGUF file, or truncated: {error}") from error
 
 
+@contextmanager
+def _parsed_once(reader: Any) -> Iterator[None]:
+    """Inside, transformers uses the reader that is open and one table of names: each takes seconds."""
+    import gguf
+
+    package: Any = gguf
+    original = package.GGUFReader, package.get_tensor_name_map
+    package.GGUFReader, package.get_tensor_name_map = lambda path: reader, functools.cache(original[1])
+    try:
+        yield
+    finally:
+        package.GGUFReader, package.get_tensor_name_map = original
+
+
 def _config(path: Path) -> Any:
     from transformers import AutoConfig
 
@@ -151,15 +171,15 @@ def _config(path: Path) -> Any:
 
 
 def _by_name(path: Path, reader: Any, config: Any, layout: _Layout) -> Mapping[str, Any]:
-    """The file's tensors under the model's names. Raises ImportRefused on one that the model has no place for."""
+    """The file's tensors under the model's names. Raises ImportRefused on one without a place there."""
     from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
 
     names = get_gguf_hf_weights_map(instantiate(config), layout.processor)
     unknown = [t.name for t in reader.tensors if t.name not in names]
     if unknown:
         raise ImportRefused(
-            f"{path}: the model has no place for tensor {unknown[0]!r}, so it would not be computed as the file means it; "
-            "import the Hugging Face checkpoint that the file was made from"
+            f"{path}: the model has no place for tensor {unknown[0]!r}, so it would not be computed as the "
+            "file means it; import the Hugging Face checkpoint that the file was made from"
         )
     return {names[t.name]: t for t in reader.tensors}
 
@@ -171,7 +191,7 @@ def _refuse_unread(path: Path, reader: Any, config: Any) -> None:
     read = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if scaling not in ("", "none") and read == "default":
         raise ImportRefused(
-            f"{path}: {key} is {scaling!r}, which transformers does not read from GGUF files; import the Hugging Face "
+            f"{path}: {key} is {scaling!r}, which transformers does not read; import the Hugging Face "
             "checkpoint that the file was made from"
         )
 

@@ -1,7 +1,7 @@
 """A Hugging Face checkpoint directory (config.json and safetensors) -> the IR.
 
-The model class comes from transformers, never from code in the checkpoint. Parameters are on the meta device: only their
-shapes are known until weights are packed; buffers (rotary frequencies) are real.
+The model class comes from transformers, never from code in the checkpoint. Parameters are on the meta
+device: only their shapes are known until weights are packed; buffers (rotary frequencies) are real.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ def load_directory(directory: Path, max_context: int | None = None) -> Imported:
 
 
 def read_config(directory: Path) -> Any:
-    """The transformers configuration of a checkpoint. Raises ImportRefused on remote code and unknown model types."""
+    """The configuration of a checkpoint. Raises ImportRefused on remote code and unknown model types."""
     raw = _read_json(directory / "config.json", required=True)
     if raw.get("auto_map"):
         raise ImportRefused(
-            f"{directory}/config.json: the checkpoint brings its own model code (auto_map), which is never run. If transformers "
-            "has the model type itself, remove auto_map from a copy of config.json"
+            f"{directory}/config.json: the checkpoint brings its own model code (auto_map), which is never "
+            "run. If transformers has the model type itself, remove auto_map from a copy of config.json"
         )
     if raw.get("quantization_config"):
         method = raw["quantization_config"].get("quant_method", "unknown")
         raise ImportRefused(
-            f"{directory}: the checkpoint is quantised ({method}); compile the unquantised checkpoint it was made from"
+            f"{directory}: the checkpoint is quantised ({method}); compile the one that it was made from"
         )
     from transformers import AutoConfig
 
@@ -126,18 +126,17 @@ def config_context(config: Any) -> int:
     raise ImportRefused("the configuration has no maximum number of positions: give one with --max-context")
 
 
-def instantiate(config: Any, attention: str = NAME) -> Any:
+def instantiate(config: Any) -> Any:
     """The causal language model of a configuration, parameters on the meta device, float32, in eval mode."""
     import torch
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
-    mapping = AutoModelForCausalLM._model_mapping
+    mapping: Any = AutoModelForCausalLM._model_mapping
     if type(config) not in mapping:
         raise ImportRefused(
             f"transformers has no causal language model for the model type {config.model_type!r}"
         )
-    config._attn_implementation = attention if attention != NAME else "eager"
     with quiet(), init_empty_weights(include_buffers=False):
         model = mapping[type(config)]._from_config(config, attn_implementation="eager", dtype=torch.float32)
     model.tie_weights()  # outside: init_empty_weights gives every assigned parameter a tensor of its own
@@ -161,15 +160,15 @@ def stored_names(model: Any, stored: Iterable[str]) -> dict[str, str]:
         own, converter = rename_source_key(name, renamings, converters, model.base_model_prefix, known)
         if converter is not None and own in known and own != name:
             raise ImportRefused(
-                f"tensor {name!r} is stored in an older layout, from which {own!r} has to be computed. Load the "
-                "checkpoint with transformers and save it with save_pretrained(OUT, save_original_format=False)"
+                f"tensor {name!r} is stored in an older layout, from which {own!r} has to be computed. Load "
+                "the checkpoint with transformers and save_pretrained(OUT, save_original_format=False)"
             )
         found[own] = name
     return found
 
 
 def export_graph(model: Any, context: int, name: str, names: Names) -> Graph:
-    """The model's graph with one op per attention, or in plain ops where the model has its own attention code."""
+    """The model's graph with one op per attention, or in plain ops where its attention code is its own."""
     with one_sequence():
         program = _export_marked(model, context)
         if program is None:
@@ -226,10 +225,15 @@ def convert_tokenizer(directory: Path, **options: Any) -> dict[str, bytes]:
     from transformers import AutoTokenizer
 
     with quiet(), tempfile.TemporaryDirectory() as out:
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(directory), trust_remote_code=False, local_files_only=True, use_fast=True, **options
-        )
-        tokenizer.save_pretrained(out)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(
+                str(directory), trust_remote_code=False, local_files_only=True, use_fast=True, **options
+            )
+            tokenizer.save_pretrained(out)
+        except Exception as error:  # whatever the conversion code of the many tokenizers raises
+            raise ImportRefused(
+                f"{directory}: transformers cannot convert the tokenizer to tokenizer.json: {error}"
+            ) from error
         return {n: (Path(out) / n).read_bytes() for n in TOKENIZER_FILES if (Path(out) / n).is_file()}
 
 

@@ -1,8 +1,8 @@
-"""Attention as one op: our attention and mask functions in transformers' interfaces, for the time of one export.
+"""Attention as one op: our attention and mask functions in transformers' interfaces during one export.
 
-The attention function calls the op octavo::attention, which only has a shape. The mask function evaluates transformers' own
-mask closure on index tensors inside the traced graph, so that the export holds the mask as comparisons of positions,
-whatever it is; it is proved, or refused, by a pass.
+The attention function calls the op octavo::attention, which only has a shape. The mask function evaluates
+transformers' own mask closure on index tensors inside the traced graph, so that the export holds the mask
+as comparisons of positions, whatever it is; it is proved, or refused, by a pass.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _SCHEMA = (
     "float scale, float softcap, bool causal, int window) -> Tensor"
 )
 
-# What transformers passes along that does not change the result of an attention without a cache, in eval mode.
+# What transformers passes along that does not change the result of an attention without a cache.
 _IGNORED = frozenset(
-    {"position_ids", "use_cache", "output_attentions", "output_hidden_states", "return_dict", "cache_position",
-     "position_embeddings", "logits_to_keep", "layer_idx"}
+    {"position_ids", "use_cache", "output_attentions", "output_hidden_states", "return_dict",
+     "cache_position", "position_embeddings", "logits_to_keep", "layer_idx", "output_router_logits"}
 )  # fmt: skip
 
 
@@ -117,7 +117,8 @@ def _attention_function(markers: Markers) -> Any:
         unknown = sorted(k for k, v in others.items() if v is not None and k not in _IGNORED)
         if unknown:
             raise ImportRefused(
-                f"{path}: attention takes the argument {unknown[0]!r}, whose meaning is not known here; it cannot be compiled"
+                f"{path}: attention takes the argument {unknown[0]!r}, whose meaning is not known here, so "
+                "that it cannot be compiled"
             )
         markers.calls += 1
         causal = _is_causal(module, path, is_causal) if attention_mask is None else False

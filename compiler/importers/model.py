@@ -13,8 +13,9 @@ from ir.graph import Graph
 class ModelInfo:
     """Facts about the model that are not in its graph.
 
-    frozen: choices that depend on the sequence length and were made once, for max_context; by what they concern.
-    source_kind: "huggingface", "gguf" or "module". source_files: what was read, by the hashes' future names.
+    frozen: choices that depend on the sequence length and were made once, for max_context.
+    source_kind: "huggingface", "gguf" or "module".
+    source_files: the weight files, relative to source_path (to its folder if it is a file).
     unused: stored arrays that the graph does not read.
     """
 

@@ -1,8 +1,9 @@
 """An in-memory torch.nn.Module or ExportedProgram -> the IR.
 
-The module's forward takes token ids [1,S] and, optionally, positions [1,S], and gives logits [1,S,V] (a tensor, a tuple that
-starts with one, or an object with `.logits`). Attention written as matmul, softmax, matmul stays plain ops for
-fuse_attention to recognise; scaled_dot_product_attention becomes the attention op.
+The module's forward takes token ids [1,S] and, optionally, positions [1,S], and gives logits [1,S,V] (a
+tensor, a tuple that starts with one, or an object with `.logits`). Attention written as matmul, softmax,
+matmul stays plain ops for fuse_attention to recognise; scaled_dot_product_attention becomes the attention
+op.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def load_module(source: Any, max_context: int | None = None) -> Imported:
         return load_program(source, max_context)
     if not isinstance(source, torch.nn.Module):
         raise ImportRefused(
-            f"cannot import a {type(source).__name__}: give the path of a checkpoint directory or .gguf file, a "
-            "torch.nn.Module, or a torch.export.ExportedProgram"
+            f"cannot import a {type(source).__name__}: give a checkpoint directory, a .gguf file, "
+            "a torch.nn.Module, or a torch.export.ExportedProgram"
         )
     if max_context is None:
         raise ImportRefused("a module does not say how long its sequences may be: give max_context")
@@ -95,8 +96,8 @@ def takes_positions(module: Any) -> bool:
     required = [p for p in positional[1:] if p.default is p.empty]
     if len(required) > 1:
         raise ImportRefused(
-            f"{type(module).__name__}.forward needs {required[1].name!r} besides ids and positions: wrap it in a module "
-            "whose forward takes ids [1,S] and, if it needs them, positions [1,S]"
+            f"{type(module).__name__}.forward needs {required[1].name!r} besides ids and positions: wrap it "
+            "in a module whose forward takes ids [1,S] and, if it needs them, positions [1,S]"
         )
     return bool(required) or (
         len(positional) > 1 and positional[1].name in ("pos", "positions", "position_ids")

@@ -1,4 +1,4 @@
-"""What the placeholders of an exported program stand for: weights by their names, literals, or the graph's inputs."""
+"""What an exported program's placeholders stand for: weights by name, literals, or the graph's inputs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Names:
 
 
 def program_of(program: Any, names: Names, context: int, name: str, wrapper: str = "") -> Program:
-    """An ExportedProgram as import_program wants it. `wrapper`: the attribute of the exported module that is the model."""
+    """An ExportedProgram as import_program wants it. wrapper: the attribute that holds the model."""
     kinds = type(program.graph_signature.input_specs[0].kind)
     placeholders: dict[str, Any] = {}
     inputs = iter(INPUTS)

@@ -14,7 +14,7 @@ import torch
 import transformers
 from gguf import GGMLQuantizationType as Quant
 
-from compiler.importers import ImportRefused, Imported, load
+from compiler.importers import Imported, ImportRefused, load
 from compiler.weights import WeightError
 from ir.types import DType
 from tests.importers.compare import TOLERANCE, worst
