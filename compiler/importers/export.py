@@ -21,7 +21,8 @@ import sympy
 from compiler.importers.refused import ImportRefused
 
 EXAMPLE_LENGTH = 13  # any length but 0 and 1 would do; an odd one is unlikely to be a size of the model
-MAX_ISOLATED = 2
+MAX_ISOLATED = 2  # single lengths at which a guard of torch's own code may fail
+MAX_REASON = 1000  # characters of torch's reason that are shown
 
 
 def export_program(module: Any, args: tuple[Any, ...], context: int, supported: frozenset[str]) -> Any:
@@ -63,7 +64,10 @@ def functionalize(program: Any, supported: frozenset[str]) -> Any:
     table = {**decomposition_table, **torch.export.default_decompositions()}
     unsupported = {op: fn for op, fn in table.items() if str(op) not in supported}
     with quiet():
-        return program.run_decompositions(unsupported)
+        try:
+            return program.run_decompositions(unsupported)
+        except Exception as error:
+            raise ImportRefused(f"torch.export cannot decompose the model: {_first_lines(error)}") from error
 
 
 def _is_plain(node: Any, supported: frozenset[str]) -> bool:
@@ -176,7 +180,7 @@ def quiet() -> Iterator[None]:
 
 def _first_lines(error: Exception, count: int = 4) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: " + " ".join(lines[:count])
+    return f"{type(error).__name__}: " + " ".join(lines[:count])[:MAX_REASON]
 
 
 def symbol_bounds(program: Any) -> int | None:

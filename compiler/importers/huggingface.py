@@ -99,9 +99,9 @@ def import_model(
     names.move_buffers(model)
     graph = export_graph(model, context, name, names)
     constants = constants_of(model, names, graph)
-    layered = LayeredSource((weights, constants), names.renames)
+    layered = LayeredSource((constants, weights), names.renames)
     check_weights(graph, layered)
-    used = {names.renames.get(w.name, w.name) for w in graph.weights}
+    used = {names.stored.get(w.name) for w in graph.weights}
     info = ModelInfo(
         name=name,
         vocab_size=int(graph.outputs[0].type.shape[2]),  # type: ignore[union-attr]
@@ -163,7 +163,8 @@ def stored_names(model: Any, stored: Iterable[str]) -> dict[str, str]:
                 f"tensor {name!r} is stored in an older layout, from which {own!r} has to be computed. Load "
                 "the checkpoint with transformers and save_pretrained(OUT, save_original_format=False)"
             )
-        found[own] = name
+        if own in known:  # not a buffer that is computed, which older checkpoints hold too
+            found[own] = name
     return found
 
 

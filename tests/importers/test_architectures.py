@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from compiler.importers import Imported, load
 from ir.text import parse, print_graph
@@ -150,6 +151,16 @@ def test_rotary_embeddings_that_switch_on_length_are_frozen(
         iter(imported.info.frozen.values())
     )
     assert worst(imported, model, length, tiny.VOCAB) <= TOLERANCE
+
+
+def test_computed_buffers_in_old_checkpoints_are_not_read(tmp_path: Path) -> None:
+    model = build("llama")
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    save_file({**load_file(path), "model.rotary_emb.inv_freq": torch.zeros(16)}, path)
+    imported = load(tmp_path)
+    assert imported.info.unused == ("model.rotary_emb.inv_freq",)
+    assert worst(imported, model, 17, tiny.VOCAB) <= TOLERANCE
 
 
 def test_nothing_is_left_in_transformers(tmp_path: Path) -> None:
