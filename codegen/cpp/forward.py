@@ -54,7 +54,7 @@ def print_forward(ctx: Context) -> str:
         "namespace octavo {",
         _constants(ctx),
         *(text.replace("NAME", name, 1) for text, name in ctx.structs.items()),
-        *(f"inline {text.replace('NAME', name, 1)}" for text, name in ctx.functions.items()),
+        *(f"KERNEL {text.replace('NAME', name, 1)}" for text, name in ctx.functions.items()),
         "void forward(Thread& th, const octavo_step& s, const void* const* weights) {\n" + body + "}",
         "}  // namespace octavo",
         '#include "engine.h"\n',

@@ -48,7 +48,7 @@ class Attention {
 
   Attention(const AttentionArgs& args, const Mask& mask) : a_(args), mask_(mask), group_(args.heads / args.kv_heads) {}
 
-  void run(Thread& th) const {
+  __attribute__((noinline)) void run(Thread& th) const {
     int64_t tiles = 0, split = 0, slots = 0;
     for (int64_t r = 0; r < a_.requests; r++) {
       tiles += num_tiles(r);

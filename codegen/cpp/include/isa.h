@@ -28,6 +28,7 @@ typedef uint16_t half_u16 __attribute__((vector_size(2 * LANES)));
 typedef uint32_t nu __attribute__((vector_size(4 * LANES)));
 
 #define INLINE inline __attribute__((always_inline))
+#define KERNEL inline __attribute__((noinline))  // forward() calls hundreds: inlined, they take minutes to compile
 
 // Fused where the level has it; a product and a sum, each rounded, where it has not (x86-64 baseline).
 INLINE nf native_fma(nf a, nf b, nf c) {

@@ -73,7 +73,7 @@ struct RowTiles {
 };
 
 // x[T, K] with row stride ld as tiles of [K][rows of the tile], one after the other.
-inline void pack_rows(Thread& th, const float* x, int64_t ld, int64_t K, RowTiles tiles, float* packed) {
+KERNEL void pack_rows(Thread& th, const float* x, int64_t ld, int64_t K, RowTiles tiles, float* packed) {
   constexpr int64_t CHUNK = 256;
   int64_t chunks = (K + CHUNK - 1) / CHUNK, n = tiles.count * chunks;
   for (int64_t i = th.first(n); i < th.last(n); i++) {
@@ -91,7 +91,7 @@ inline void pack_rows(Thread& th, const float* x, int64_t ld, int64_t K, RowTile
 // alternate gate and up, and epilogue(row, first output, gate, up, how many) is called for every pair.
 // N: outputs as the epilogue counts them. scratch: T * K floats, unused for one row.
 template <bool PAIRED, class T, class Epilogue>
-inline void linear(Thread& th, const float* x, int64_t ld, int64_t rows, int64_t K, int64_t N, const T* w,
+KERNEL void linear(Thread& th, const float* x, int64_t ld, int64_t rows, int64_t K, int64_t N, const T* w,
                    float* scratch, Epilogue epilogue) {
   constexpr int LEAST = PAIRED ? 2 : 1;
   constexpr int MOST_ROWS = PAIRED && ACCUMULATORS / 2 < MAX_ROWS ? ACCUMULATORS / 2 : MAX_ROWS;

@@ -27,7 +27,7 @@ INLINE float round_bf16(float x) { return to_float(to_bf16(x)); }
 
 // For each row, `parts` pieces of `count` elements, x_step and y_step apart.
 template <class T>
-inline void copy_parts(Thread& th, const T* x, int64_t x_ld, int64_t x_step, T* y, int64_t y_ld, int64_t y_step,
+KERNEL void copy_parts(Thread& th, const T* x, int64_t x_ld, int64_t x_step, T* y, int64_t y_ld, int64_t y_step,
                        int64_t rows, int64_t parts, int64_t count) {
   for (int64_t t = th.first(rows); t < th.last(rows); t++)
     for (int64_t p = 0; p < parts; p++)
@@ -36,7 +36,7 @@ inline void copy_parts(Thread& th, const T* x, int64_t x_ld, int64_t x_step, T* 
 
 // Each row's elements in another order: y [n0, n1, n2, n3] contiguous, x by strides.
 template <class T>
-inline void permute(Thread& th, const T* x, int64_t x_ld, T* y, int64_t rows, const int64_t (&n)[4], const int64_t (&s)[4]) {
+KERNEL void permute(Thread& th, const T* x, int64_t x_ld, T* y, int64_t rows, const int64_t (&n)[4], const int64_t (&s)[4]) {
   for (int64_t t = th.first(rows); t < th.last(rows); t++) {
     T* out = y + t * n[0] * n[1] * n[2] * n[3];
     for (int64_t a = 0; a < n[0]; a++)
@@ -47,12 +47,12 @@ inline void permute(Thread& th, const T* x, int64_t x_ld, T* y, int64_t rows, co
 }
 
 template <class T>
-inline void fill(Thread& th, T* y, int64_t count, T value) {
+KERNEL void fill(Thread& th, T* y, int64_t count, T value) {
   for (int64_t i = th.first(count); i < th.last(count); i++) y[i] = value;
 }
 
 template <class T>
-inline void iota(Thread& th, T* y, int64_t count) {
+KERNEL void iota(Thread& th, T* y, int64_t count) {
   for (int64_t i = th.first(count); i < th.last(count); i++) y[i] = T(i);
 }
 

@@ -23,7 +23,7 @@ INLINE void convert(float x, bf16* out) { *out = to_bf16(x); }
 
 // y[t] = row ids[t] of a table [V, width]; an id outside the table gives NaN, which sampling reports.
 template <class Id, class T>
-inline void embed_rows(Thread& th, const Id* ids, int64_t rows, const T* table, int64_t V, int64_t width, float* y) {
+KERNEL void embed_rows(Thread& th, const Id* ids, int64_t rows, const T* table, int64_t V, int64_t width, float* y) {
   for (int64_t t = th.first(rows); t < th.last(rows); t++) {
     bool inside = ids[t] >= 0 && int64_t(ids[t]) < V;
     const T* row = table + (inside ? int64_t(ids[t]) : 0) * width;
@@ -34,7 +34,7 @@ inline void embed_rows(Thread& th, const Id* ids, int64_t rows, const T* table, 
 
 // The same from a table that lies in panels, because a linear reads it too.
 template <class Id, class T>
-inline void embed_panels(Thread& th, const Id* ids, int64_t rows, const T* panels, int64_t V, int64_t width, float* y) {
+KERNEL void embed_panels(Thread& th, const Id* ids, int64_t rows, const T* panels, int64_t V, int64_t width, float* y) {
   for (int64_t t = th.first(rows); t < th.last(rows); t++) {
     bool inside = ids[t] >= 0 && int64_t(ids[t]) < V;
     int64_t id = inside ? int64_t(ids[t]) : 0;
@@ -45,7 +45,7 @@ inline void embed_panels(Thread& th, const Id* ids, int64_t rows, const T* panel
 
 // y[q] = x[rows[q]].
 template <class T, class Id>
-inline void take_rows(Thread& th, const T* x, int64_t ld, int64_t width, const Id* rows, int64_t n, T* y, int64_t y_ld) {
+KERNEL void take_rows(Thread& th, const T* x, int64_t ld, int64_t width, const Id* rows, int64_t n, T* y, int64_t y_ld) {
   for (int64_t q = th.first(n); q < th.last(n); q++)
     memcpy(y + q * y_ld, x + int64_t(rows[q]) * ld, size_t(width) * sizeof(T));
 }
@@ -58,7 +58,7 @@ struct Rows {
 };
 
 // x / sqrt(mean(x^2) + eps) * w. w: [inner or 1, width] with w_step elements between inner rows, or null.
-inline void rms_norm(Thread& th, const float* x, Rows in, const float* w, int64_t w_step, float eps, float* y) {
+KERNEL void rms_norm(Thread& th, const float* x, Rows in, const float* w, int64_t w_step, float eps, float* y) {
   int64_t n = in.count(), width = in.width;
   for (int64_t i = th.first(n); i < th.last(n); i++) {
     const float *row = x + in.at(i), *weight = w + i % in.inner * w_step;
@@ -77,7 +77,7 @@ inline void rms_norm(Thread& th, const float* x, Rows in, const float* w, int64_
 }
 
 // (x - mean) / sqrt(var + eps) * w + b.
-inline void layer_norm(Thread& th, const float* x, Rows in, const float* w, const float* b, int64_t w_step, float eps,
+KERNEL void layer_norm(Thread& th, const float* x, Rows in, const float* w, const float* b, int64_t w_step, float eps,
                        float* y) {
   int64_t n = in.count(), width = in.width;
   for (int64_t i = th.first(n); i < th.last(n); i++) {
@@ -106,7 +106,7 @@ inline void layer_norm(Thread& th, const float* x, Rows in, const float* w, cons
 struct Rope { int64_t pairs, offset, cs_ld, cs_step; };
 
 template <bool INTERLEAVED>
-inline void rope(Thread& th, const float* x, Rows in, const float* cos, const float* sin, Rope form, float* y) {
+KERNEL void rope(Thread& th, const float* x, Rows in, const float* cos, const float* sin, Rope form, float* y) {
   int64_t n = in.count(), P = form.pairs;
   for (int64_t i = th.first(n); i < th.last(n); i++) {
     const float* row = x + in.at(i);
@@ -135,7 +135,7 @@ inline void rope(Thread& th, const float* x, Rows in, const float* cos, const fl
 
 // One stream's rows [T, heads, size] into its slots. KEYS: a block is [heads, size, 16], else [heads, 16, size].
 template <bool KEYS, class T>
-inline void kv_write(Thread& th, const float* x, int64_t ld, int64_t tokens, int64_t heads, int64_t size,
+KERNEL void kv_write(Thread& th, const float* x, int64_t ld, int64_t tokens, int64_t heads, int64_t size,
                      const int32_t* slots, char* data, int64_t block_bytes, int64_t offset) {
   for (int64_t t = th.first(tokens); t < th.last(tokens); t++) {
     if (slots[t] < 0) continue;
@@ -152,13 +152,13 @@ inline void kv_write(Thread& th, const float* x, int64_t ld, int64_t tokens, int
 }
 
 // Blocks of `bytes` from pairs[i][0] to pairs[i][1].
-inline void copy_blocks(Thread& th, char* data, int64_t bytes, const int32_t* pairs, int64_t n) {
+KERNEL void copy_blocks(Thread& th, char* data, int64_t bytes, const int32_t* pairs, int64_t n) {
   for (int64_t i = th.first(n); i < th.last(n); i++)
     memcpy(data + pairs[2 * i + 1] * bytes, data + pairs[2 * i] * bytes, size_t(bytes));
 }
 
 // Reductions of each row's elements, in a fixed order.
-inline void sum_rows(Thread& th, const float* x, Rows in, float scale, float* y) {
+KERNEL void sum_rows(Thread& th, const float* x, Rows in, float scale, float* y) {
   for (int64_t i = th.first(in.count()); i < th.last(in.count()); i++) {
     F sum = splat(0.0f);
     for (int64_t c = 0; c < in.width; c += W) sum = sum + load_n(x + in.at(i) + c, in.width - c);
@@ -166,7 +166,7 @@ inline void sum_rows(Thread& th, const float* x, Rows in, float scale, float* y)
   }
 }
 
-inline void max_rows(Thread& th, const float* x, Rows in, float* y) {
+KERNEL void max_rows(Thread& th, const float* x, Rows in, float* y) {
   for (int64_t i = th.first(in.count()); i < th.last(in.count()); i++) {
     float top = x[in.at(i)];
     for (int64_t c = 1; c < in.width; c++) {
@@ -177,7 +177,7 @@ inline void max_rows(Thread& th, const float* x, Rows in, float* y) {
   }
 }
 
-inline void softmax_rows(Thread& th, const float* x, Rows in, float* y) {
+KERNEL void softmax_rows(Thread& th, const float* x, Rows in, float* y) {
   for (int64_t i = th.first(in.count()); i < th.last(in.count()); i++) {
     const float* row = x + in.at(i);
     float* out = y + i * in.width;
@@ -197,7 +197,7 @@ inline void softmax_rows(Thread& th, const float* x, Rows in, float* y) {
 }
 
 template <class T>
-inline void cumsum_rows(Thread& th, const T* x, Rows in, T* y) {
+KERNEL void cumsum_rows(Thread& th, const T* x, Rows in, T* y) {
   for (int64_t i = th.first(in.count()); i < th.last(in.count()); i++) {
     T sum = 0;
     for (int64_t c = 0; c < in.width; c++) y[i * in.width + c] = sum = sum + x[in.at(i) + c];
@@ -205,7 +205,7 @@ inline void cumsum_rows(Thread& th, const T* x, Rows in, T* y) {
 }
 
 // z[b] = x[b] y[b] for each token: x [.., M, K], y [.., K, N]; one chain per output, over k in order.
-inline void matmul_rows(Thread& th, const float* x, int64_t x_ld, const float* y, int64_t y_ld, int64_t tokens,
+KERNEL void matmul_rows(Thread& th, const float* x, int64_t x_ld, const float* y, int64_t y_ld, int64_t tokens,
                         int64_t batch, int64_t M, int64_t K, int64_t N, float* z) {
   int64_t n = tokens * batch * M;
   for (int64_t i = th.first(n); i < th.last(n); i++) {
