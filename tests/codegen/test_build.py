@@ -1,0 +1,40 @@
+"""Building: what goes wrong says what the compiler said, and levels are tried in order of preference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from codegen import cpp
+from tests.codegen.harness import best_level
+
+
+def write(directory: Path, text: str) -> Path:
+    (directory / "forward.cpp").write_text(text)
+    return directory
+
+
+def test_a_compile_error_shows_the_compilers_message(tmp_path: Path) -> None:
+    with pytest.raises(cpp.BuildError, match="(?s)exit code.*no_such_name"):
+        cpp.build(write(tmp_path, "int f() { return no_such_name; }\n"), [best_level()])
+
+
+def test_an_unknown_level_is_refused_with_the_ones_there_are(tmp_path: Path) -> None:
+    with pytest.raises(cpp.BuildError, match="no ISA level 'v9'. There are v4-vnni-bf16"):
+        cpp.build(write(tmp_path, ""), ["v9"])
+
+
+def test_no_compiler_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(cpp.BuildError, match="Install g"):
+        cpp.build(write(tmp_path, ""), [best_level()])
+
+
+def test_libraries_come_in_order_of_preference(tmp_path: Path) -> None:
+    names = list(reversed(cpp.default_levels()))
+    kernels = cpp.build(write(tmp_path, "int f() { return 1; }\n"), names)
+    assert [k.isa for k in kernels] == list(cpp.default_levels())
+    assert all((tmp_path / k.file).is_file() and k.sources == ("forward.cpp",) for k in kernels)
