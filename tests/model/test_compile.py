@@ -18,18 +18,19 @@ from ir.text import parse, print_graph
 MEGABYTE = 1 << 20
 
 
-def peak_anonymous_bytes(code: str, *args: str) -> tuple[int, float]:
-    """Peak of a child's anonymous memory, sampled every few ms, and its seconds."""
-    start = time.monotonic()
-    child = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code), *args], env={**os.environ, "OMP_NUM_THREADS": "2"}
-    )
+def run_measured(code: str, *args: str) -> tuple[int, float]:
+    """A child's peak of anonymous memory, sampled, and the CPU seconds of it and its own children."""
+    env = {**os.environ, "OMP_NUM_THREADS": "2"}
+    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), *args], env=env)
     peak = 0
-    while child.poll() is None:
+    while True:
+        pid, status, usage = os.wait4(child.pid, os.WNOHANG)
+        if pid:
+            break
         peak = max(peak, _anonymous_bytes(child.pid))
         time.sleep(0.005)
-    assert child.returncode == 0
-    return peak, time.monotonic() - start
+    assert status == 0
+    return peak, usage.ru_utime + usage.ru_stime
 
 
 def _anonymous_bytes(pid: int) -> int:
@@ -68,13 +69,17 @@ def test_a_compile_takes_little_memory_and_time(
 ) -> None:
     source = demo_gguf if form == "gguf" else request.getfixturevalue("demo_directory")
     largest_tensor = 49152 * 576 * 4
-    base, _ = peak_anonymous_bytes(IMPORT_ONLY)
-    peak, seconds = peak_anonymous_bytes(COMPILE, str(source), str(tmp_path / "m.octavo"))
+    base, _ = run_measured(IMPORT_ONLY)
+    peak, seconds = run_measured(COMPILE, str(source), str(tmp_path / "m.octavo"))
     print(
-        f"{form}: {(peak - base) / 1e6:.0f} MB above importing torch ({base / 1e6:.0f} MB), {seconds:.0f} s"
+        f"{form}: {(peak - base) / 1e6:.0f} MB above importing torch's {base / 1e6:.0f}, {seconds:.0f} s of CPU"
     )
     assert peak - base < largest_tensor + 300 * MEGABYTE
-    assert seconds < 90
+    assert seconds < 90  # of CPU time, which other load on the machine does not stretch much
+
+
+def test_the_checker_passes_on_the_demo_model(demo_gguf: Path, tmp_path: Path) -> None:
+    compiler.compile(demo_gguf, tmp_path / "m.octavo", check=True, isa=["v3"])
 
 
 def test_every_stage_parses_back_to_the_same_text(demo_gguf: Path, tmp_path: Path) -> None:
