@@ -1,0 +1,79 @@
+"""--check: a pass that changes what the graph computes is named, with the first op that differs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from compiler.check import Checker, CheckError, random_batch, relative_error
+from compiler.pipeline import run_pipeline
+from ir.graph import Graph, Op, Scalar
+from passes.base import Pass, Result
+from passes.dce import Dce
+from passes.page_kv import PageKv
+from passes.select_rows import SelectRows
+from tests.passes.test_page_kv import VOCAB, two_layers, weights
+
+
+@dataclass(frozen=True)
+class BreakOp(Pass):
+    """Changes one attribute or operand of the op called `target`."""
+
+    target: str = ""
+    attr: str = ""
+    value: object = None
+
+    def run(self, graph: Graph) -> Result:
+        return Result(replace(graph, ops=tuple(self._break(op) for op in graph.ops)), 1)
+
+    def _break(self, op: Op) -> Op:
+        if op.outs[0].name != self.target:
+            return op
+        if self.attr:
+            return op.with_attrs(**{self.attr: self.value})
+        return replace(op, args=(*op.args[:-1], Scalar(1.001)))
+
+
+PASSES = (Dce(), PageKv(), SelectRows())
+
+
+def check(*passes: Pass) -> None:
+    graph = two_layers()
+    read = weights(graph).__getitem__
+    run_pipeline(graph, passes, Checker(read, random_batch(VOCAB, 40)).on_stage)
+
+
+def test_passes_that_keep_the_meaning_pass() -> None:
+    check(*PASSES)
+
+
+@pytest.mark.parametrize("position", [0, 1, 2, 3])
+def test_a_broken_pass_is_named_wherever_it_stands(position: int) -> None:
+    passes = [*PASSES]
+    passes.insert(position, BreakOp("o1", "scale", 0.41))
+    with pytest.raises(CheckError, match="break_op") as caught:
+        check(*passes)
+    assert caught.value.op is not None and caught.value.op.outs[0].name == "o1"
+    assert "model.attn1" in str(caught.value)
+
+
+def test_a_mask_one_off_is_found() -> None:
+    from ir.predicates import KEY, QUERY
+
+    with pytest.raises(CheckError, match="break_op"):
+        check(BreakOp("o1", "mask", KEY < QUERY + 1), BreakOp("o1", "mask", KEY < QUERY + 2))
+
+
+def test_relative_error_sees_nan_and_infinity() -> None:
+    good = np.array([1.0, np.inf, np.nan])
+    assert relative_error(good, good) == 0
+    assert not relative_error(good, np.array([1.0, np.inf, 3.0])) < 1
+    assert not relative_error(good, np.array([1.0, 5.0, np.nan])) < 1
+
+
+def test_random_batches_differ_by_seed_and_cover_two_requests() -> None:
+    first, second = random_batch(100, 64, seed=1), random_batch(100, 64, seed=2)
+    assert any((a != b).any() for a, b in zip(first.requests, second.requests, strict=True))
+    assert len(first.requests) == 2 and max(first.lengths) > 16
