@@ -74,7 +74,9 @@ def summary(artifact: Artifact) -> dict[str, Any]:
 def _show(artifact: Artifact) -> None:
     facts = summary(artifact)
     model, source = facts["model"], facts["source"]
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(overflow="fold")
     rows = [
         ("artifact", f"{facts['name']}  {facts['digest']}"),
         ("source", f"{source['kind']} {source['path']}"),
@@ -85,13 +87,23 @@ def _show(artifact: Artifact) -> None:
         *(("kv group", _group(group)) for group in facts["kv_groups"]),
         ("kv in all", f"{facts['kv_bytes_per_token']:,} bytes per token"),
         *(("kernel", _kernel(kernel)) for kernel in facts["targets"]["cpu"]["kernels"]),
-        ("stages", ", ".join(facts["stages"])),
-        *(("file", f"{size:>15,}  {name}") for name, size in facts["bytes"]["files"].items()),
-        ("total", f"{facts['bytes']['total']:>15,}  bytes"),
+        ("stages", f"{facts['stages'][0]} to {facts['stages'][-1]}, shown by --ir"),
+        *(("bytes", f"{size:>15,}  {name}") for name, size in _by_folder(facts["bytes"]["files"]).items()),
+        ("bytes", f"{facts['bytes']['total']:>15,}  in all"),
     ]
     for row in rows:
         table.add_row(*row)
-    Console(soft_wrap=True).print(table, markup=False)
+    Console().print(table, markup=False)
+
+
+def _by_folder(files: dict[str, int]) -> dict[str, int]:
+    """Bytes by file, those of all stages and of all bundled sources added up."""
+    found: dict[str, int] = {}
+    for name, size in files.items():
+        shown = "stages/" if name.startswith("stages/") else name
+        shown = f"{name.rpartition('/')[0]}/ (source)" if name.endswith((".h", ".cpp")) else shown
+        found[shown] = found.get(shown, 0) + size
+    return found
 
 
 def _group(group: dict[str, Any]) -> str:

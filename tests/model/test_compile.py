@@ -71,9 +71,7 @@ def test_a_compile_takes_little_memory_and_time(
     largest_tensor = 49152 * 576 * 4
     base, _ = run_measured(IMPORT_ONLY)
     peak, seconds = run_measured(COMPILE, str(source), str(tmp_path / "m.octavo"))
-    print(
-        f"{form}: {(peak - base) / 1e6:.0f} MB above importing torch's {base / 1e6:.0f}, {seconds:.0f} s of CPU"
-    )
+    print(f"{form}: {(peak - base) / 1e6:.0f} MB above torch's {base / 1e6:.0f}, {seconds:.0f} s of CPU")
     assert peak - base < largest_tensor + 300 * MEGABYTE
     assert seconds < 90  # of CPU time, which other load on the machine does not stretch much
 
