@@ -100,9 +100,10 @@ def _conv1d_reference(call: RefCall) -> tuple[Array]:
     padded = np.pad(x, ((0, 0), (0, 0), (padding, padding)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, w.shape[2], axis=2)  # [B, C, L, W]
     batch, _, length, width = windows.shape
-    grouped = windows.reshape(batch, groups, -1, length, width)
-    out = np.einsum("bgclw,gocw->bgol", grouped, w.reshape(groups, -1, *w.shape[1:]))
-    out = out.reshape(batch, w.shape[0], length)
+    outputs, channels, _ = w.shape
+    grouped = windows.reshape(batch, groups, channels, length, width)
+    out = np.einsum("bgclw,gocw->bgol", grouped, w.reshape(groups, outputs // groups, channels, width))
+    out = out.reshape(batch, outputs, length)
     return (out if bias is None else out + bias[:, None],)
 
 
