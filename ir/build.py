@@ -41,9 +41,9 @@ class GraphBuilder:
         self._names.add(name)
         return name
 
-    def reserve(self, name: str) -> None:
-        """Keep `unique` from handing out a name."""
-        self._names.add(name)
+    def reserve(self, names: Iterable[str]) -> None:
+        """Keep `unique` from handing out these names: those of the graph that is built anew, say."""
+        self._names.update(names)
 
     @overload
     def op(

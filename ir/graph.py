@@ -86,6 +86,15 @@ class Op:
     def with_attrs(self, **attrs: Attr) -> Op:
         return replace(self, attrs={**self.attrs, **attrs})
 
+    def reading(self, now: Mapping[str, Arg]) -> Op:
+        """The op on what stands for its operands now, by name; operands without an entry stay."""
+        args = tuple(now.get(a.name, a) if isinstance(a, Value) else a for a in self.args)
+        return self if args == self.args else replace(self, args=args)
+
+    def renamed(self, names: Mapping[str, Value]) -> Op:
+        """The op with operands and results called otherwise."""
+        return replace(self.reading(names), outs=tuple(names.get(o.name, o) for o in self.outs))
+
 
 def canonical(value: Any) -> Attr:
     """An attribute as its text reads back."""

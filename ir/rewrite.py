@@ -109,6 +109,22 @@ def rewrite(graph: Graph, rules: Sequence[Rule], max_sweeps: int = 10) -> Rewrit
     raise RuntimeError(f"rules {[r.name for r in rules]} do not settle on graph @{graph.name}")
 
 
+def keep_output_names(before: Graph, after: Graph) -> Graph:
+    """The graph with its outputs called what they were called before, except outputs that are inputs.
+
+    For passes that put an equal value in an output's place, so that runs can be compared by name.
+    """
+    inputs, taken = {v.name for v in after.inputs}, after.producers().keys()
+    names: dict[str, Value] = {}
+    for old, new in zip(before.outputs, after.outputs, strict=True):
+        if old.name != new.name and not {old.name, new.name} & inputs and old.name not in taken:
+            names.setdefault(new.name, Value(old.name, new.type))
+    if not names:
+        return after
+    outputs = tuple(names.get(v.name, v) for v in after.outputs)
+    return replace(after, ops=tuple(op.renamed(names) for op in after.ops), outputs=outputs)
+
+
 def count_uses(graph: Graph) -> Counter[str]:
     """How many operands and outputs read each value."""
     uses = Counter(v.name for op in graph.ops for v in op.values)
@@ -120,15 +136,13 @@ def _sweep(
     graph: Graph, rules: Sequence[Rule], taken: Iterable[str]
 ) -> tuple[Graph, Counter[str], list[Miss]]:
     builder = GraphBuilder(graph.name, graph.dims, graph.inputs)
-    for name in taken:
-        builder.reserve(name)
+    builder.reserve(taken)
     view = View(builder, count_uses(graph))
     now: dict[str, Arg] = {}
     counts: Counter[str] = Counter()
     misses: list[Miss] = []
     for old in graph.ops:
-        args = tuple(now.get(a.name, a) if isinstance(a, Value) else a for a in old.args)
-        op = old if args == old.args else replace(old, args=args)
+        op = old.reading(now)
         view.loc = op.loc
         found = _first_match(op, rules, view, misses)
         if found is None:
@@ -178,12 +192,7 @@ def _keep_names(op: Op, values: tuple[Arg, ...], view: View, start: int) -> dict
         else:
             table[out.name] = new
     for i in range(start, len(view.builder.ops)):
-        renamed = _rename(view.builder.ops[i], renames)
+        renamed = view.builder.ops[i].renamed(renames)
         view.builder.ops[i] = renamed
         view.record(renamed)
     return {name: renames.get(a.name, a) if isinstance(a, Value) else a for name, a in table.items()}
-
-
-def _rename(op: Op, renames: Mapping[str, Value]) -> Op:
-    args = tuple(renames.get(a.name, a) if isinstance(a, Value) else a for a in op.args)
-    return replace(op, args=args, outs=tuple(renames.get(o.name, o) for o in op.outs))

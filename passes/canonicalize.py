@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ir.graph import Graph
-from ir.rewrite import rewrite
+from ir.rewrite import keep_output_names, rewrite
 from passes.base import Pass, Result
 from passes.canonical import activations, arithmetic, linears, moves
-from passes.outputs import keep_output_names
 
 MAX_SWEEPS = 30
 

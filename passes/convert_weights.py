@@ -49,9 +49,7 @@ class _Converter:
         self.build = GraphBuilder(graph.name, graph.dims, graph.inputs)
         self.now: dict[str, Arg] = {}
         self.casts: dict[tuple[Arg, DType], Value] = {}
-        for op in graph.ops:
-            for out in op.outs:
-                self.build.reserve(out.name)
+        self.build.reserve(graph.producers())
 
     def run(self) -> Result:
         for op in self.graph.ops:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
-from ir.graph import Arg, Graph, Op, Value
+from ir.graph import Graph, Op, Value
 from ir.ops import ANNOTATIONS, OPS
+from ir.rewrite import keep_output_names
 from ir.text.printer import print_arg, print_attr
 from passes.base import Pass, Result
 from passes.match import COMMUTATIVE
-from passes.outputs import keep_output_names
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Cse(Pass):
         first: dict[Hashable, Op] = {}
         kept: list[Op] = []
         for old in graph.ops:
-            op = replace(old, args=tuple(_use(a, now) for a in old.args))
+            op = old.reading(now)
             same = first.setdefault(_key(op), op)
             if same is op:
                 kept.append(op)
@@ -32,10 +32,6 @@ class Cse(Pass):
         outputs = tuple(now.get(v.name, v) for v in graph.outputs)
         after = replace(graph, ops=tuple(kept), outputs=outputs)
         return Result(keep_output_names(graph, after), len(graph.ops) - len(kept))
-
-
-def _use(arg: Arg, now: dict[str, Value]) -> Arg:
-    return now.get(arg.name, arg) if isinstance(arg, Value) else arg
 
 
 def _key(op: Op) -> Hashable:

@@ -13,11 +13,10 @@ import numpy as np
 
 from ir.graph import Arg, Graph, Op, Scalar, Value
 from ir.ops import OPS, RefCall
-from ir.rewrite import Miss, Replacement, Rule, View, rewrite
+from ir.rewrite import Miss, Replacement, Rule, View, keep_output_names, rewrite
 from ir.types import DType
 from passes.base import Pass, Result
 from passes.match import attribute, orders, shape, tensor
-from passes.outputs import keep_output_names
 
 _POINTWISE = tuple(op.kind for op in OPS.values() if op.pointwise)
 _MOVES = ("reshape", "transpose", "expand", "slice")

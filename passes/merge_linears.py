@@ -107,9 +107,7 @@ class _Merger:
         self.producers = graph.producers()
         self.build = GraphBuilder(graph.name, graph.dims, graph.inputs)
         self.done: set[str] = set()
-        for op in graph.ops:
-            for out in op.outs:
-                self.build.reserve(out.name)
+        self.build.reserve(self.producers)
 
     def run(self) -> Graph:
         for op in self.graph.ops:

@@ -59,8 +59,7 @@ def _start(graph: Graph, dtype: DType, block: int) -> Lowering:
     dims: dict[str, Bounds] = {"T": (1, None), "R": (1, None)}
     dims |= {f"M{g}": (1, blocks) for g in range(len(groups.types))}
     builder = GraphBuilder(graph.name, dims)
-    for name in (out.name for op in graph.ops for out in op.outs):
-        builder.reserve(name)
+    builder.reserve(graph.producers())
     placed = {value.name: _input(builder, value) for value in graph.inputs}
     lens, starts = (
         builder.input("lens", Tensor(DType.I32, (R,))),

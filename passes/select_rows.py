@@ -50,9 +50,7 @@ def _has_tokens(op: Op) -> bool:
 def _select(graph: Graph, chosen: set[int]) -> Graph:
     builder = GraphBuilder(graph.name, {**graph.dims, "Q": (0, None)}, graph.inputs)
     rows = builder.input("rows", Tensor(DType.I32, (Q,)))
-    for op in graph.ops:
-        for out in op.outs:
-            builder.reserve(out.name)
+    builder.reserve(graph.producers())
     taken: dict[str, Value] = {}
 
     def rows_of(arg: Arg, loc: str) -> Arg:
