@@ -16,9 +16,8 @@ from ir.ops import OPS, RefCall
 from ir.rewrite import Miss, Replacement, Rule, View, keep_output_names, rewrite
 from ir.types import DType
 from passes.base import Pass, Result
-from passes.match import attribute, orders, shape, tensor
+from passes.match import POINTWISE, attribute, orders, shape, tensor
 
-_POINTWISE = tuple(op.kind for op in OPS.values() if op.pointwise)
 _MOVES = ("reshape", "transpose", "expand", "slice")
 
 
@@ -105,7 +104,7 @@ def _spread(arg: Arg, out: Value, view: View) -> Arg:
 
 
 RULES = (
-    Rule("fold pointwise", _POINTWISE, _fold_pointwise),
+    Rule("fold pointwise", POINTWISE, _fold_pointwise),
     Rule("fold move", _MOVES, _fold_move),
     Rule("fold dim", ("dim",), _fold_dim),
     Rule("fold where", ("where",), _fold_where),

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ir.build import infer
 from ir.dims import Dim, free_names, product
 from ir.graph import Arg, Op, Scalar, Value, Weight
-from ir.ops import OPS
+from ir.ops import OPS, InferError
 from ir.rewrite import View
 from ir.types import DType, Tensor
 
 COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum", "eq", "ne", "and", "or"})
+POINTWISE = tuple(op.kind for op in OPS.values() if op.pointwise)
+BROADCASTING = tuple(kind for kind in POINTWISE if OPS[kind].num_required > 1)
 CONSTANT_DEPTH = 12  # how many weight ops deep a constant is looked for
 
 
@@ -50,6 +53,14 @@ def operand(op: Op, index: int) -> Arg:
 def attribute(op: Op, name: str) -> Any:
     """An attribute, or its default."""
     return OPS[op.kind].complete(op.attrs)[name]
+
+
+def keeps_type(op: Op, args: Sequence[Arg]) -> bool:
+    """Whether an op of one result gives the same type on other operands."""
+    try:
+        return infer(op.kind, args, op.attrs) == (op.out.type,)
+    except InferError:
+        return False
 
 
 def orders(op: Op) -> Iterator[tuple[Arg, Arg]]:

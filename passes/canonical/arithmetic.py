@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 
-from ir.build import infer
 from ir.graph import Arg, Op, Scalar
-from ir.ops import OPS, InferError
 from ir.rewrite import Miss, Replacement, Rule, View
-from passes.match import attribute, dtype, is_float, literal, tensor
+from passes.match import BROADCASTING, COMMUTATIVE, attribute, dtype, is_float, keeps_type, literal, tensor
 
 _FLIPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
-_SWAPS = {kind: kind for kind in ("add", "mul", "maximum", "minimum", "eq", "ne", "and", "or")} | _FLIPPED
+_SWAPS = {kind: kind for kind in sorted(COMMUTATIVE)} | _FLIPPED
 _NEUTRAL = {"add": 0.0, "sub": 0.0, "mul": 1.0, "div": 1.0, "pow": 1.0, "floordiv": 1.0}
-_SCALAR_OPERANDS = tuple(op.kind for op in OPS.values() if op.pointwise and op.num_required > 1)
 _SMALLEST_NORMAL = 2.0**-126  # of f32
 
 
@@ -31,7 +28,7 @@ def _constant_operand(op: Op, view: View) -> Replacement | Miss:
         if value is None:
             continue
         args: list[Arg] = [*op.args[:index], Scalar(value), *op.args[index + 1 :]]
-        if _fits(op, args):
+        if keeps_type(op, args):
             return view.op(op.kind, *args, **op.attrs)
     return None
 
@@ -46,15 +43,6 @@ def _constant(arg: Arg, view: View) -> bool | int | float | None:
     if not isinstance(size, int):
         return None
     return float(size) if is_float(op.out) else size
-
-
-def _fits(op: Op, args: list[Arg]) -> bool:
-    if not any(tensor(a) for a in args):
-        return False
-    try:
-        return infer(op.kind, args, op.attrs) == (op.out.type,)
-    except InferError:
-        return False
 
 
 def _drop_neutral(op: Op, view: View) -> Replacement | Miss:
@@ -102,7 +90,7 @@ def _reciprocal_root(op: Op, view: View) -> Replacement | Miss:
 
 
 RULES = (
-    Rule("constant to literal", _SCALAR_OPERANDS, _constant_operand),
+    Rule("constant to literal", BROADCASTING, _constant_operand),
     Rule("literal to the right", tuple(_SWAPS), _literal_right),
     Rule("drop neutral operand", tuple(_NEUTRAL), _drop_neutral),
     Rule("sub literal to add", ("sub",), _sub_literal),

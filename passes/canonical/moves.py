@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from ir.build import infer
 from ir.graph import Arg, Op
-from ir.ops import OPS, InferError
 from ir.rewrite import Miss, Replacement, Rule, View
 from ir.types import DType
-from passes.match import attribute, dtype, shape, tensor
+from passes.match import BROADCASTING, attribute, dtype, keeps_type, shape, tensor
 
 _EXACT_WIDENINGS = {  # element type -> those that hold each of its values
     DType.BF16: (DType.F32, DType.F64),
@@ -76,19 +74,10 @@ def _drop_expand_operands(op: Op, view: View) -> Replacement | Miss:
         if expand is None:
             continue
         args: list[Arg] = [*op.args[:index], expand.args[0], *op.args[index + 1 :]]
-        if _fits(op, args):
+        if keeps_type(op, args):
             return view.op(op.kind, *args, **op.attrs)
     return None
 
-
-def _fits(op: Op, args: list[Arg]) -> bool:
-    try:
-        return infer(op.kind, args, op.attrs) == (op.out.type,)
-    except InferError:
-        return False
-
-
-_BROADCASTING = tuple(op.kind for op in OPS.values() if op.pointwise and op.num_required > 1)
 
 RULES = (
     Rule("drop no-op", ("cast", "reshape", "transpose", "expand", "slice", "concat", "split"), _drop_noop),
@@ -97,5 +86,5 @@ RULES = (
     Rule("merge transposes", ("transpose",), _merge_transposes),
     Rule("merge expands", ("expand",), _merge_expands),
     Rule("merge casts", ("cast",), _merge_casts),
-    Rule("drop expand before broadcast", _BROADCASTING, _drop_expand_operands),
+    Rule("drop expand before broadcast", BROADCASTING, _drop_expand_operands),
 )

@@ -7,12 +7,9 @@ from typing import cast
 
 from ir.dims import product
 from ir.graph import Arg, Op, Value
-from ir.ops import OPS
 from ir.rewrite import View
-from passes.match import attribute, last_axis, shape
+from passes.match import POINTWISE, attribute, last_axis, shape
 from passes.rotary.pairs import pair_of
-
-_POINTWISE = frozenset(op.kind for op in OPS.values() if op.pointwise)
 
 
 @dataclass(frozen=True)
@@ -29,7 +26,7 @@ class Angles:
             return False
         if self._source(op) is not None:
             return True
-        if op.kind in _POINTWISE:
+        if op.kind in POINTWISE:
             wide = [a for a in op.args if self._is_wide(a, op)]
             return bool(wide) and all(self.doubled(a) for a in wide)
         return self._keeps_last_axis(op) and self.doubled(op.args[0])
@@ -39,7 +36,7 @@ class Angles:
         source = self._source(op)
         if source is not None:
             return source
-        if op.kind in _POINTWISE:
+        if op.kind in POINTWISE:
             args = [self.half(a) if self._is_wide(a, op) else a for a in op.args]
             return self.view.op(op.kind, *args, loc=op.loc, **op.attrs)
         attrs = dict(op.attrs)
