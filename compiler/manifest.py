@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from codegen.cpp import Kernel
+from codegen.cpp.kv_block import block_bytes
 from compiler.artifact import hash_file
 from compiler.importers import ModelInfo
 from ir.graph import Graph
 from ir.types import KV
-
-ALIGNMENT_BYTES = 64
 
 
 def octavo_version() -> str:
@@ -58,7 +57,6 @@ def kv_groups(lowered: Graph) -> list[dict[str, Any]]:
 
 
 def _kv_group(kv: KV) -> dict[str, Any]:
-    block_bytes = -(-kv.bytes_per_token * kv.block // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     streams = [
         {"name": s.name, "dtype": str(s.dtype), "heads": s.heads, "head_size": s.head_size}
         for s in kv.streams
@@ -68,7 +66,7 @@ def _kv_group(kv: KV) -> dict[str, Any]:
         "window": kv.window,
         "block": kv.block,
         "bytes_per_token": kv.bytes_per_token,
-        "block_bytes": block_bytes,
+        "block_bytes": block_bytes(kv),
         "streams": streams,
     }
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from codegen.cpp.context import STEP_INPUTS, CodegenError, Context, refuse, shape_of, type_of
-from codegen.cpp.kernels import KERNELS, block_bytes
+from codegen.cpp.kernels import KERNELS
+from codegen.cpp.kv_block import block_bytes
 from codegen.cpp.pointwise import Group, NoKernel, Operand, key, operand_strides, print_group
 from codegen.cpp.spelling import CTYPES, comment, size
 from ir.graph import Graph, Op, Value, Weight

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from codegen.cpp.context import Context, dtype_of, refuse, shape_of, type_of
+from codegen.cpp.kv_block import block_bytes, keys_in_lanes, stream_offsets
 from codegen.cpp.spelling import CTYPES, literal, size
 from ir.dims import Dim, product
 from ir.graph import Op, Value, Weight
 from ir.types import KV, DType, Tensor
+from passes.match import attribute, operand
 
 Printer = Callable[[Context, Op], list[str]]
 
@@ -22,25 +24,6 @@ ACTIVATIONS = {
     "none": "None", "relu": "Relu", "silu": "Silu", "gelu": "Gelu", "gelu_tanh": "GeluTanh",
     "sigmoid": "Sigmoid", "tanh": "Tanh",
 }  # fmt: skip
-
-
-def kv_layout(kv: KV) -> tuple[list[int], int]:
-    """(byte offset of each stream in a layer, bytes of a layer) of one block."""
-    offsets, end = [], 0
-    for stream in kv.streams:
-        offsets.append(end)
-        end += stream.bytes_per_token * kv.block
-    return offsets, end
-
-
-def block_bytes(kv: KV) -> int:
-    """Bytes of a block over all layers, aligned to 64."""
-    return -(-kv.bytes_per_token * kv.block // 64) * 64
-
-
-def keys_in_lanes(kv: KV, index: int) -> bool:
-    """Whether a stream lies with a block's tokens innermost: the first one named k does."""
-    return next((i for i, s in enumerate(kv.streams) if s.name == "k"), -1) == index
 
 
 def call(name: str, *args: object) -> str:
@@ -67,14 +50,14 @@ def _needs(op: Op, *allowed: DType) -> None:
 
 def linear(ctx: Context, op: Op) -> list[str]:
     x, w = cast(Value, op.args[0]), cast(Any, op.args[1])
-    bias, residual = (op.args[i] if len(op.args) > i else None for i in (2, 3))
+    bias, residual = operand(op, 2), operand(op, 3)
     if not ctx.is_constant(w) or dtype_of(x) is not DType.F32 or not dtype_of(w).is_float:
         raise refuse(op, "the weight must be a constant and the input f32")
     rows, ld = _flat_rows(ctx, op, x)
     r_ld = _flat_rows(ctx, op, cast(Value, residual))[1] if residual is not None else "0"
-    k, n, gated = shape_of(x)[-1], shape_of(op.out)[-1], bool(op.attr("gated", False))
+    k, n, gated = shape_of(x)[-1], shape_of(op.out)[-1], attribute(op, "gated")
     packed = ctx.weight(w, "paired" if gated else "panels")
-    act = ACTIVATIONS[op.attr("activation", "none")]
+    act = ACTIVATIONS[attribute(op, "activation")]
     fields = ", ".join(map(str, (ctx.pointer(op.out), n, ctx.pointer(bias), ctx.pointer(residual), r_ld, n)))
     return [
         f"Epilogue<{act}> finish{{{fields}}};",
@@ -100,7 +83,7 @@ def embed(ctx: Context, op: Op) -> list[str]:
 def reads_panels(ctx: Context, table: Value | Weight) -> bool:
     """Whether a linear reads the same array, which is then stored once, in its layout."""
     return any(
-        op.kind == "linear" and op.args[1] == table and not op.attr("gated", False) for op in ctx.graph.ops
+        op.kind == "linear" and op.args[1] == table and not attribute(op, "gated") for op in ctx.graph.ops
     )
 
 
@@ -128,8 +111,8 @@ def _norm_weight(op: Op, w: Any, rank: int) -> str:
 
 def norm(ctx: Context, op: Op) -> list[str]:
     _needs(op, DType.F32, DType.BF16)
-    x, rank = cast(Value, op.args[0]), op.attr("rank", 1)
-    w, b = (op.args[i] if len(op.args) > i else None for i in (1, 2))
+    x, rank = cast(Value, op.args[0]), attribute(op, "rank")
+    w, b = operand(op, 1), operand(op, 2)
     steps = {_norm_weight(op, a, rank) for a in (w, b) if a is not None} or {"0"}
     if len(steps) > 1 or dtype_of(x) is not DType.F32:
         raise refuse(op, "weight and bias must have one shape and the input be f32")
@@ -154,8 +137,8 @@ def rope(ctx: Context, op: Op) -> list[str]:
         raise refuse(op, f"cos {list(angles)} does not fit {list(shape)} row by row")
     cs_ld = ctx.ld(cos) if angles[0] == shape[0] else "0"
     pairs = angles[-1]
-    form = f"Rope{{{pairs}, {op.attr('offset', 0)}, {cs_ld}, {0 if heads == 1 else pairs}}}"
-    name = f"rope<{'true' if op.attr('interleaved', False) else 'false'}>"
+    form = f"Rope{{{pairs}, {attribute(op, 'offset')}, {cs_ld}, {0 if heads == 1 else pairs}}}"
+    name = f"rope<{'true' if attribute(op, 'interleaved') else 'false'}>"
     return [
         call(
             name,
@@ -171,7 +154,7 @@ def rope(ctx: Context, op: Op) -> list[str]:
 
 def kv_write(ctx: Context, op: Op) -> list[str]:
     kv, group = cast(KV, cast(Value, op.args[0]).type), ctx.kv_group[op.out.name]
-    offsets, layer_bytes = kv_layout(kv)
+    offsets, layer_bytes = stream_offsets(kv)
     data, slots = f"(char*)s.groups[{group}].data", ctx.pointer(op.args[-1])
     lines: list[str] = []
     for index, (stream, x) in enumerate(zip(kv.streams, op.args[1:-1], strict=True)):
@@ -188,7 +171,7 @@ def kv_write(ctx: Context, op: Op) -> list[str]:
 
 def paged_attention(ctx: Context, op: Op) -> list[str]:
     q, state = cast(Value, op.args[0]), cast(Value, op.args[1])
-    sinks, slopes = (op.args[i] if len(op.args) > i else None for i in (5, 6))
+    sinks, slopes = operand(op, 5), operand(op, 6)
     tables = op.args[7:]
     kv, group = cast(KV, state.type), ctx.kv_group[state.name]
     if not keys_in_lanes(kv, 0) or dtype_of(q) is not DType.F32 or kv.block != 16:
@@ -196,10 +179,10 @@ def paged_attention(ctx: Context, op: Op) -> list[str]:
     key, value = kv.streams[0], kv.streams[1]
     if {key.dtype, value.dtype} - {DType.F32, DType.BF16} or key.heads != value.heads:
         raise refuse(op, f"streams of {key.dtype} and {value.dtype}, {key.heads} and {value.heads} heads")
-    offsets, layer_bytes = kv_layout(kv)
+    offsets, layer_bytes = stream_offsets(kv)
     base = op.attr("layer") * layer_bytes
     mask = ctx.mask(op.attr("mask"), tuple(int(cast(Any, shape_of(t)[1])) for t in tables))
-    scale, softcap = (literal(float(op.attr(n, 0.0)), DType.F32) for n in ("scale", "softcap"))
+    scale, softcap = (literal(float(attribute(op, n)), DType.F32) for n in ("scale", "softcap"))
     types = f"{CTYPES[key.dtype]}, {CTYPES[value.dtype]}, {key.head_size}, {value.head_size}, {mask}"
     where = f"s.groups[{group}]"
     return [
@@ -265,7 +248,7 @@ def split(ctx: Context, op: Op) -> list[str]:
 
 
 def slice_(ctx: Context, op: Op) -> list[str]:
-    x, axis, start, step = cast(Value, op.args[0]), op.attr("axis"), op.attr("start"), op.attr("step", 1)
+    x, axis, start, step = cast(Value, op.args[0]), op.attr("axis"), op.attr("start"), attribute(op, "step")
     if axis == 0:
         raise refuse(op, "it cuts the first axis")
     if step == 1:
@@ -333,11 +316,7 @@ def matmul(ctx: Context, op: Op) -> list[str]:
     a, b, out = shape_of(x), shape_of(y), shape_of(op.out)
     shared = len(b) == 2 or (len(b) == len(a) and b[0] == 1 and a[0] != 1)
     batch = product(a[1:-2])
-    if (
-        len(a) < 3
-        or a[0] != out[0]
-        or product(b[:-2] if shared else b[1:-2]) not in (batch, 1 if batch == 1 else -1)
-    ):
+    if len(a) < 3 or a[0] != out[0] or product(b[:-2] if shared else b[1:-2]) != batch:
         raise refuse(op, f"{list(a)} times {list(b)} is not a product within each token")
     y_ld = "0" if shared else ctx.ld(y)
     sizes = (size(a[0]), batch, a[-2], a[-1], b[-1])

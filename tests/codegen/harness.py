@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from codegen import cpp
-from codegen.cpp.kernels import block_bytes, keys_in_lanes, kv_layout
+from codegen.cpp.kv_block import block_bytes, keys_in_lanes, stream_offsets
 from ir.build import GraphBuilder
 from ir.dims import Bounds, symbol
 from ir.graph import Graph, Value, Weight
@@ -202,7 +202,7 @@ class Model:
     def decode_cache(self, cache: Array, group: int, blocks: int) -> dict[str, Array]:
         """The cache as the interpreter keeps it: stream -> [layers, blocks, block, heads, head_size]."""
         kv = self.states[group]
-        offsets, layer_bytes = kv_layout(kv)
+        offsets, layer_bytes = stream_offsets(kv)
         raw = cache.reshape(blocks, -1)
         found: dict[str, Array] = {}
         for index, (s, offset) in enumerate(zip(kv.streams, offsets, strict=True)):
