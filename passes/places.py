@@ -14,6 +14,7 @@ import sympy
 from ir.dims import Dim, free_names, normalize, product
 from ir.graph import Graph, Op, Value
 from ir.types import Tensor
+from passes.match import attribute
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def _expand(op: Op, index: int, x: Tensor, place: Place) -> Place | None:
 
 
 def _slice(op: Op, index: int, x: Tensor, place: Place) -> Place | None:
-    return _part(x, op.attr("axis"), op.attr("start"), place) if op.attr("step", 1) == 1 else None
+    return _part(x, op.attr("axis"), op.attr("start"), place) if attribute(op, "step") == 1 else None
 
 
 def _split(op: Op, index: int, x: Tensor, place: Place) -> Place | None:

@@ -16,6 +16,7 @@ import numpy as np
 from ir.graph import Arg, Graph, Op, Scalar, Value, Weight
 from ir.ops import OPS, RefCall
 from ir.types import DType, Tensor
+from passes.match import attribute
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -170,8 +171,8 @@ def _concat_rows(ev: Evaluator, op: Op, index: int, lo: int, hi: int) -> Array |
 def _slice_rows(ev: Evaluator, op: Op, index: int, lo: int, hi: int) -> Array | None:
     if op.attrs["axis"] != 0:
         return apply(op, [ev.rows(op.args[0], lo, hi)], {})[0]
-    start, step = op.attrs["start"], op.attr("step", 1)
-    return ev.rows(op.args[0], start + lo, start + hi) if step == 1 else None
+    start = op.attrs["start"]
+    return ev.rows(op.args[0], start + lo, start + hi) if attribute(op, "step") == 1 else None
 
 
 def _split_rows(ev: Evaluator, op: Op, index: int, lo: int, hi: int) -> Array | None:

@@ -11,6 +11,7 @@ from typing import Any
 from ir.dims import free_names
 from ir.graph import Arg, Op, Scalar, Value
 from ir.types import DType, Tensor
+from passes.match import attribute, operand
 from passes.paging.layout import Layout, S, T, reshaped, token_axes
 from passes.paging.lowering import Lowering, shape_of
 
@@ -24,7 +25,7 @@ def pointwise(low: Lowering, op: Op) -> None:
 
 def _norm(low: Lowering, op: Op) -> None:
     out = low.result_layout(op)
-    if out.token >= len(out.shape) - op.attrs.get("rank", 1):
+    if out.token >= len(out.shape) - attribute(op, "rank"):
         low.refuse(op, f"{op.kind} normalises over the tokens")
     pointwise(low, op)
 
@@ -121,13 +122,8 @@ def _slice(low: Lowering, op: Op) -> None:
 
 def _rows_at_positions(low: Lowering, op: Op) -> None:
     """table[start : start + S] holds row start + p for the token at position p."""
-    attrs, start = op.attrs, op.attrs["start"]
-    rows = (
-        isinstance(start, int)
-        and attrs["stop"] - start == S
-        and attrs["axis"] == 0
-        and attrs.get("step", 1) == 1
-    )
+    start, stop, axis, step = (attribute(op, n) for n in ("start", "stop", "axis", "step"))
+    rows = isinstance(start, int) and stop - start == S and axis == 0 and step == 1
     if not rows or any(free_names(d) for d in shape_of(op.args[0])):
         low.refuse(op, "the slice depends on the sequence length")
     index = low.new(low.builder.inputs[_POSITIONS])
@@ -141,7 +137,7 @@ def _reduce(low: Lowering, op: Op) -> None:
     if before.token in axes:
         low.refuse(op, f"{op.kind} runs over the tokens")
     positions = tuple(p for p in (before.position(a) for a in axes) if p is not None)
-    keepdims = op.attrs.get("keepdims", False)
+    keepdims = attribute(op, "keepdims")
     low.place(op, low.emit(op, op.kind, low.new(op.args[0]), axes=positions, keepdims=keepdims))
 
 
@@ -149,7 +145,7 @@ def _iota(low: Lowering, op: Op) -> None:
     """0, 1, ..., S-1 are the positions."""
     if op.attrs["size"] != S:
         low.refuse(op, f"a range of {op.attrs['size']} is not the positions")
-    dtype, position = DType(op.attrs.get("dtype", "i32")), low.builder.inputs[_POSITIONS]
+    dtype, position = DType(attribute(op, "dtype")), low.builder.inputs[_POSITIONS]
     same = position.type == Tensor(dtype, (T,))
     low.place(op, position if same else low.emit(op, "cast", position, dtype=str(dtype)))
 
@@ -165,7 +161,7 @@ def _dim(low: Lowering, op: Op) -> None:
 
 
 def _attention(low: Lowering, op: Op) -> None:
-    if op.attrs.get("mask") is None or (len(op.args) > 3 and op.args[3] is not None):
+    if op.attr("mask") is None or operand(op, 3) is not None:
         low.refuse(op, "the attention's mask is not proved; fuse_attention must run first")
     for arg in op.args[:3]:
         layout = low.layout(arg)
