@@ -6,21 +6,16 @@ so that a compile which is interrupted or killed leaves what was there before.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from compiler.errors import CompileError
-
-FORMAT = "octavo"
-VERSION = 1
-CHUNK_BYTES = 8 << 20
+from runtime.hashes import file_hash, manifest_digest
+from runtime.manifest import FORMAT, VERSION
 
 
 class ArtifactWriter:
@@ -134,29 +129,5 @@ def hash_files(root: Path) -> dict[str, dict[str, Any]]:
     """Bytes and hash of every file under `root` but the manifest, by relative path."""
     files = sorted(p for p in root.rglob("*") if p.is_file() and p != root / "manifest.json")
     return {
-        f.relative_to(root).as_posix(): {"bytes": f.stat().st_size, "sha256": hash_file(f)} for f in files
+        f.relative_to(root).as_posix(): {"bytes": f.stat().st_size, "sha256": file_hash(f)} for f in files
     }
-
-
-def hash_file(path: Path) -> str:
-    """SHA-256 over the SHA-256 digests of the file's 8 MiB chunks; the chunks are hashed in parallel."""
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        digests = pool.map(lambda chunk: _hash_chunk(path, *chunk), _chunks(path.stat().st_size))
-        return hashlib.sha256(b"".join(digests)).hexdigest()
-
-
-def _chunks(size: int) -> Iterator[tuple[int, int]]:
-    return ((start, min(CHUNK_BYTES, size - start)) for start in range(0, size, CHUNK_BYTES))
-
-
-def _hash_chunk(path: Path, start: int, length: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(start)
-        return hashlib.sha256(file.read(length)).digest()
-
-
-def manifest_digest(manifest: dict[str, Any]) -> str:
-    """SHA-256 of the manifest's canonical JSON without the digest itself."""
-    body = {key: value for key, value in manifest.items() if key != "digest"}
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()

@@ -10,10 +10,10 @@ from typing import Any
 
 from codegen.cpp import Kernel
 from codegen.cpp.kv_block import block_bytes
-from compiler.artifact import hash_file
 from compiler.importers import ModelInfo
 from ir.graph import Graph
 from ir.types import KV
+from runtime.hashes import file_hash
 
 
 def octavo_version() -> str:
@@ -28,7 +28,7 @@ def source_entry(info: ModelInfo) -> dict[str, Any]:
     """Where the model came from: the path's last part, and the hash of each file that was read."""
     path = Path(info.source_path)
     directory = path if path.is_dir() else path.parent
-    files = {name: f"sha256:{hash_file(directory / name)}" for name in info.source_files}
+    files = {name: f"sha256:{file_hash(directory / name)}" for name in info.source_files}
     return {"kind": info.source_kind, "path": path.name, "files": files}
 
 

@@ -6,7 +6,6 @@ one that came another way (`digest=`).
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from dataclasses import dataclass
@@ -15,9 +14,9 @@ from typing import Literal
 
 from runtime import machine
 from runtime.errors import ArtifactError
+from runtime.hashes import file_hash
 from runtime.manifest import CpuTarget, FileEntry, Kernel, Manifest, parse_manifest
 
-CHUNK = 8 << 20
 MAX_MANIFEST = 64 << 20
 Verify = Literal["full", "fast"]
 _COPY = "Get an undamaged copy, or compile the model again"
@@ -70,19 +69,16 @@ class Artifact:
 
     def check_files(self, *, weights: bool) -> None:
         """Compare sizes of all files, and SHA-256s of all or of all but the weights."""
-        from concurrent.futures import ThreadPoolExecutor  # here: importing the runtime stays light
-
         skip = set() if weights or self.manifest.cpu is None else {self.manifest.cpu.weights}
-        with ThreadPoolExecutor(machine.default_threads()) as pool:
-            for name, entry in self.manifest.files.items():
-                place = _locate(self.root, name)
-                if place.stat().st_size != entry.bytes:
-                    size = place.stat().st_size
-                    raise ArtifactError(
-                        f"{size} bytes, the manifest says {entry.bytes}", where=str(place), todo=_COPY
-                    )
-                if name not in skip:
-                    _check_hash(pool, place, entry)
+        for name, entry in self.manifest.files.items():
+            place = _locate(self.root, name)
+            size = place.stat().st_size
+            if size != entry.bytes:
+                raise ArtifactError(
+                    f"{size} bytes, the manifest says {entry.bytes}", where=str(place), todo=_COPY
+                )
+            if name not in skip:
+                _check_hash(place, entry)
 
     def kernel(self, isa: str | None = None) -> Kernel:
         """The first kernel that this CPU can run, or the one named `isa`."""
@@ -102,24 +98,8 @@ class Artifact:
                             todo="Compile for this CPU's level, or rebuild from the bundled source")
 
 
-def file_hash(path: Path) -> str:
-    """SHA-256 of the concatenated SHA-256 digests of the file's 8 MiB chunks (none for an empty file)."""
-    with open(path, "rb") as file:
-        return hashlib.sha256(b"".join(_chunk_hash(file.fileno(), at) for at in _chunks(path))).hexdigest()
-
-
-def _chunks(path: Path) -> range:
-    return range(0, path.stat().st_size, CHUNK)
-
-
-def _chunk_hash(fd: int, at: int) -> bytes:
-    return hashlib.sha256(os.pread(fd, CHUNK, at)).digest()
-
-
-def _check_hash(pool, place: Path, entry: FileEntry) -> None:  # noqa: ANN001 (a ThreadPoolExecutor)
-    with open(place, "rb") as file:
-        parts = list(pool.map(lambda at: _chunk_hash(file.fileno(), at), _chunks(place)))
-    found = hashlib.sha256(b"".join(parts)).hexdigest()
+def _check_hash(place: Path, entry: FileEntry) -> None:
+    found = file_hash(place)
     if found != entry.sha256:
         raise ArtifactError(
             f"SHA-256 is {found}, the manifest says {entry.sha256}", where=str(place), todo=_COPY

@@ -4,7 +4,6 @@ name, type and range, and a wrong one is refused with its place in the file.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -12,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.errors import ArtifactError
+from runtime.hashes import manifest_digest
 
-VERSION = 1
+FORMAT, VERSION = "octavo", 1
 MAX_INT32 = 2**31 - 1
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -146,13 +146,6 @@ def safe_path(text: str, where: str) -> str:
     return text
 
 
-def canonical_digest(raw: Mapping[str, Any]) -> str:
-    """SHA-256 of the canonical JSON without the key `digest`, as "sha256:..."."""
-    rest = {key: value for key, value in raw.items() if key != "digest"}
-    text = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return "sha256:" + hashlib.sha256(text.encode("utf-8")).hexdigest()
-
-
 def parse_json(data: bytes, where: str) -> Any:
     def refuse(name: str) -> Any:
         raise ValueError(f"{name} is not JSON")
@@ -167,8 +160,8 @@ def parse_manifest(data: bytes) -> Manifest:
     """Raises ArtifactError for another format or version, a wrong field, or a digest that does not fit."""
     raw = parse_json(data, "manifest.json")
     top = Fields(raw, "manifest.json")
-    if top.text("format") != "octavo":
-        raise top.bad("format", "'octavo'")
+    if top.text("format") != FORMAT:
+        raise top.bad("format", repr(FORMAT))
     if top.integer("version") != VERSION:
         todo = "Load it with a matching Octavo, or compile the model again"
         found = top.integer("version")
@@ -185,7 +178,7 @@ def parse_manifest(data: bytes) -> Manifest:
 
 def _check_digest(top: Fields) -> None:
     try:
-        digest = canonical_digest(top.value)
+        digest = manifest_digest(top.value)
     except (ValueError, RecursionError) as error:  # lone surrogates, say
         raise ArtifactError(f"cannot be hashed ({error})", where=top.where, todo=_AGAIN) from error
     if top.text("digest") != digest:

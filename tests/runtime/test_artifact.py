@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from runtime import Artifact, ArtifactError, machine
-from runtime.artifact import file_hash
 from runtime.weights import Weights
 from tests.runtime import made
 
@@ -20,13 +19,6 @@ def test_a_good_one_opens(tmp_path):
     assert artifact.manifest.kv_groups[0].block_bytes == 2048
     assert artifact.read("targets/cpu/graph.ir").startswith(b"graph")
     assert artifact.kernel().isa == "any"
-
-
-def test_file_hash_is_of_chunk_digests(tmp_path):
-    for size in (0, 1, 8 << 20, (8 << 20) + 1):
-        data = np.random.default_rng(size).bytes(size)
-        (tmp_path / "f").write_bytes(data)
-        assert file_hash(tmp_path / "f") == made.chunked_sha256(data)
 
 
 def change(path, at=0):
