@@ -11,6 +11,7 @@ from runtime.errors import OctavoError
 
 BAD_INPUT = 2
 OUR_FAULT = 1
+COMPILE_LIBRARIES = ("torch", "transformers", "accelerate", "gguf", "onnx", "sympy", "networkx", "ml_dtypes")
 INPUT_ERRORS = (
     CompileError,
     OctavoError,
@@ -31,7 +32,7 @@ def report(error: BaseException) -> int:
     """Print an error to stderr, with its traceback where DEBUG is set, and return the exit code."""
     if debug_level():
         traceback.print_exception(error)
-    if isinstance(error, INPUT_ERRORS):
+    if isinstance(error, INPUT_ERRORS) or _lacks_compiler(error):
         print(f"octavo: {describe(error)}", file=sys.stderr)
         return BAD_INPUT
     print(
@@ -42,7 +43,16 @@ def report(error: BaseException) -> int:
     return OUR_FAULT
 
 
+def _lacks_compiler(error: BaseException) -> bool:
+    """Whether a library of the `compile` extra is missing, as it is where only the runtime was installed."""
+    return isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in COMPILE_LIBRARIES
+
+
 def describe(error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return (
+            f"this needs the Python package {error.name}. Install the compiler: pip install 'octavo[compile]'"
+        )
     if isinstance(error, OSError) and error.filename is not None:
         return (
             f"{error.filename}: {error.strerror or type(error).__name__}. Check the path and its permissions."

@@ -72,6 +72,13 @@ def test_a_users_mistake_is_one_line_and_exit_code_two(args: list[str], message:
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
 
 
+def test_a_runtime_without_the_compiler_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['sympy'] = None")
+    done = octavo("opt", "-", "-p", "dce", stdin=DEAD, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "pip install 'octavo[compile]'" in done.stderr
+
+
 def test_debug_shows_where_an_error_came_from() -> None:
     done = octavo("opt", "nowhere.ir", "-p", "dce", DEBUG="1")
     assert "Traceback" in done.stderr and done.returncode == 2
