@@ -79,6 +79,17 @@ def _gelu(c: Context, x: Any, *, approximate: str = "none") -> Any:
     return c.op("gelu" if approximate == "none" else "gelu_tanh", c.tensor(x))
 
 
+def _expm1(c: Context, x: Any) -> Any:
+    """exp(x) - 1 as tanh(x/2) (exp(x) + 1), which is exact near 0 too."""
+    x, dtype = c.tensor(x, c.out.dtype), c.out.dtype
+    half = c.op("tanh", c.op("mul", x, c.literal(0.5, dtype)))
+    return c.op("mul", half, c.op("add", c.op("exp", x), c.literal(1, dtype)))
+
+
+def _ceil(c: Context, x: Any) -> Any:
+    return c.op("neg", c.op("floor", c.op("neg", c.tensor(x, c.out.dtype))))
+
+
 def _softplus(c: Context, x: Any, beta: Any = 1, threshold: Any = 20) -> Any:
     """torch returns x itself above the threshold; from 20 on log(1 + exp(x)) is x in float32."""
     if beta != 1 or threshold < 20:
@@ -160,6 +171,12 @@ def _scalar_tensor(c: Context, value: Any, **_: Any) -> Any:
     return c.tensor(value, c.out.dtype)
 
 
+def _copied(c: Context, x: Any, source: Any, *_: Any) -> Any:
+    """x.copy_(source): source in x's element type and shape."""
+    value = c.tensor(source, c.out.dtype)
+    return value if c.type(value).shape == c.out.shape else c.op("expand", value, shape=c.out.shape)
+
+
 def _square(c: Context, x: Any) -> Any:
     return c.op("mul", c.tensor(x), c.tensor(x))
 
@@ -209,6 +226,7 @@ TABLE: dict[str, Convert] = {
     "aten.neg.default": _unary("neg"),
     "aten.abs.default": _unary("abs"),
     "aten.exp.default": _unary("exp"),
+    "aten.expm1.default": _expm1,
     "aten.log.default": _unary("log"),
     "aten.sqrt.default": _unary("sqrt"),
     "aten.rsqrt.default": _unary("rsqrt"),
@@ -220,6 +238,7 @@ TABLE: dict[str, Convert] = {
     "aten.relu.default": _unary("relu"),
     "aten.silu.default": _unary("silu"),
     "aten.floor.default": _unary("floor"),
+    "aten.ceil.default": _ceil,
     "aten.gelu.default": _gelu,
     "aten.softplus.default": _softplus,
     "aten.reciprocal.default": _reciprocal,
@@ -244,10 +263,15 @@ TABLE: dict[str, Convert] = {
     "aten.detach_.default": _copy,
     "aten.contiguous.default": _copy,
     "aten.lift_fresh_copy.default": _copy,
+    "aten.copy.default": _copied,
     "aten.dropout.default": _dropout,
     "aten.full.default": _full,
     "aten.full_like.default": _full_like,
     "aten.new_full.default": _new_full,
+    "aten.fill.Scalar": _full_like,
+    "aten.empty.memory_format": _filled(0),  # no model may depend on what it holds
+    "aten.new_empty.default": _filled(0),
+    "aten.empty_like.default": _filled(0),
     "aten.zeros.default": _filled(0),
     "aten.ones.default": _filled(1),
     "aten.zeros_like.default": _filled(0),

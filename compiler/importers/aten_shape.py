@@ -9,6 +9,7 @@ import sympy
 
 from compiler.importers.context import Context
 from compiler.importers.refused import ImportRefused
+from ir.dims import product
 from ir.types import DType
 
 Convert = Callable[..., Any]
@@ -162,12 +163,59 @@ def _index_select(c: Context, x: Any, axis: int, index: Any) -> Any:
 
 
 def _index(c: Context, x: Any, indices: Any) -> Any:
-    """x[:, i, :] with one integer tensor: a take along its axis."""
+    """x[:, i, :] or x[:, i, j, :] with integer tensors: a take along their axes, joined into one."""
     given = [(axis, i) for axis, i in enumerate(indices) if i is not None]
-    if len(given) != 1 or c.type(given[0][1]).dtype is DType.BOOL:
-        raise ImportRefused("indexing with several tensors, or with a boolean one, has no op")
-    axis, index = given[0]
-    return _index_select(c, x, axis, index)
+    if any(c.type(i).dtype is DType.BOOL for _, i in given):
+        raise ImportRefused("indexing with a boolean tensor has a size that depends on its values")
+    axes = [axis for axis, _ in given]
+    sizes = [c.type(x).shape[axis] for axis in axes]
+    rows = [_from_start(c, index, size, x) for (_, index), size in zip(given, sizes, strict=True)]
+    if len(given) == 1:
+        return c.op("take", x, rows[0], axis=axes[0])
+    if axes != list(range(axes[0], axes[-1] + 1)):  # the result's axes come first then, as numpy has it
+        rest = [axis for axis in range(c.type(x).rank) if axis not in axes]
+        x, axes = _permute(c, x, [*axes, *rest]), list(range(len(axes)))
+    shape, first, last = c.type(x).shape, axes[0], axes[-1]
+    flat = rows[0]
+    for row, size in zip(rows[1:], sizes[1:], strict=True):
+        flat = c.op("add", c.op("mul", flat, c.tensor(size, DType.I32)), row)
+    joined = c.reshape(x, (*shape[:first], product(tuple(sizes)), *shape[last + 1 :]))
+    return c.op("take", joined, flat, axis=first)
+
+
+def _from_start(c: Context, index: Any, size: Any, x: Any) -> Any:
+    """An index that is never negative: torch counts negative ones from the end."""
+    index = c.tensor(index, DType.I32)
+    least = c.least(index)
+    if least is None or least < 0:
+        below = c.op("lt", index, c.literal(0, DType.I32))
+        return c.op("where", below, c.op("add", index, c.tensor(size, DType.I32)), index)
+    c.check_rows(index, x, size)
+    return index
+
+
+def _slice_scatter(
+    c: Context, x: Any, source: Any, axis: int = 0, start: Any = None, stop: Any = None, step: int = 1
+) -> Any:
+    """x with a run of an axis replaced by source."""
+    if step != 1:
+        raise ImportRefused(f"writing every {step}th element has no op; writing a run of them has")
+    axis = c.axis(x, axis)
+    size: Any = c.type(x).shape[axis]
+    start, stop = _bound(c, start, size, 0), _bound(c, stop, size, size)
+    before = None if start == 0 else c.op("slice", x, axis=axis, start=0, stop=start)
+    after = None if stop == size else c.op("slice", x, axis=axis, start=stop, stop=size)
+    parts = [p for p in (before, c.tensor(source, c.out.dtype), after) if p is not None]
+    return parts[0] if len(parts) == 1 else c.op("concat", *parts, axis=axis)
+
+
+def _select_scatter(c: Context, x: Any, source: Any, axis: int, index: Any) -> Any:
+    axis = c.axis(x, axis)
+    shape = c.type(x).shape
+    size: Any = shape[axis]
+    at = size + index if isinstance(index, int) and index < 0 else index
+    row = c.reshape(c.tensor(source, c.out.dtype), (*shape[:axis], 1, *shape[axis + 1 :]))
+    return _slice_scatter(c, x, row, axis, at, at + 1)
 
 
 def _embedding(c: Context, table: Any, ids: Any, *_: Any, **__: Any) -> Any:
@@ -209,6 +257,8 @@ TABLE: dict[str, Convert] = {
     "aten.pad.default": lambda c, x, pad, mode="constant", value=None: _pad_constant(c, x, pad, mode, value),
     "aten.index_select.default": _index_select,
     "aten.index.Tensor": _index,
+    "aten.slice_scatter.default": _slice_scatter,
+    "aten.select_scatter.default": _select_scatter,
     "aten.embedding.default": _embedding,
 }
 

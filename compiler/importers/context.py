@@ -158,10 +158,20 @@ class Context:
             return self.tensor(self.dim(value), DType.F32)
         return self.symbolic_float(arg)
 
-    def check_rows(self, ids: Any, table: Any) -> None:
-        """Indices that are positions must stay inside the table at every length up to the context."""
+    def least(self, value: Any) -> int | None:
+        """The least value of an integer tensor, as far as it is known. Token ids are never negative."""
+        if getattr(value, "name", "") == "ids":
+            return 0
+        limit = self.limits.get(getattr(value, "name", ""))
+        return None if limit is None else limit[0]
+
+    def check_rows(self, ids: Any, table: Any, size: Any = None) -> None:
+        """Indices that are positions must stay inside the table at every length up to the context.
+
+        size: of the axis that they index, by default the first.
+        """
         limit = self.limits.get(getattr(ids, "name", ""))
-        rows = self.type(table).shape[0]
+        rows = self.type(table).shape[0] if size is None else size
         if limit is None or not isinstance(rows, int) or (limit[0] >= 0 and limit[1] < rows):
             return
         most = self.context - (limit[1] - rows + 1)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.importers.aten import SUPPORTED, import_program
+from compiler.importers.constants import constants_kept
 from compiler.importers.export import EXAMPLE_LENGTH, export_program, quiet
 from compiler.importers.freeze import freeze_rope
 from compiler.importers.markers import NAME, attention_markers, one_sequence
@@ -206,7 +207,8 @@ def _export(model: Any, context: int) -> Any:
 
     device = next(model.parameters()).device
     example = tuple(torch.zeros((1, EXAMPLE_LENGTH), dtype=torch.long, device=device) for _ in range(2))
-    return export_program(Logits().eval(), example, context, SUPPORTED)
+    with constants_kept():
+        return export_program(Logits().eval(), example, context, SUPPORTED)
 
 
 def _tokenizer_files(directory: Path) -> dict[str, bytes]:
