@@ -42,6 +42,9 @@ class PageKv(Pass):
         low = _start(graph, DType(self.dtype), self.block)
         for op in graph.ops:
             _lower(low, op)
+        if not low.groups.types:  # said last: what mixes tokens has been named with its place by now
+            reason = f"graph @{graph.name} has no attention"
+            raise PassError("page_kv", None, reason, "DEBUG=5 shows why none was recognised.")
         outputs = [_output(low, v) for v in graph.outputs]
         return Result(low.builder.graph([*outputs, *low.groups.states]), len(low.groups.states))
 
@@ -51,10 +54,6 @@ def _start(graph: Graph, dtype: DType, block: int) -> Lowering:
     if context is None:
         raise PassError("page_kv", None, "the sequence length S has no upper bound", "Give --max-context N.")
     groups = plan_groups(graph, dtype, block)
-    if not groups.types:
-        raise PassError(
-            "page_kv", None, f"graph @{graph.name} has no attention", "DEBUG=5 shows why none was recognised."
-        )
     blocks = int(normalize(CeilDiv(context, block)))
     dims: dict[str, Bounds] = {"T": (1, None), "R": (1, None)}
     dims |= {f"M{g}": (1, blocks) for g in range(len(groups.types))}

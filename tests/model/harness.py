@@ -46,6 +46,47 @@ class Stepper:
             executor.close()
         return np.concatenate(found)
 
+    def batch(
+        self, prompts: Sequence[Sequence[int]], steps: Sequence[Sequence[tuple[int, int, int]]]
+    ) -> list[np.ndarray]:
+        """Logits [S, V] of each prompt; a step is its chunks (prompt, first, last) packed together."""
+        width = -(-max(map(len, prompts)) // self.block)
+        blocks = np.random.default_rng(8).permutation(width * len(prompts)).astype(np.int32)
+        tables = blocks.reshape(len(prompts), width)
+        found: list[list[np.ndarray]] = [[] for _ in prompts]
+        total = sum(map(len, prompts))
+        limits = Limits(max_step_tokens=total, max_requests=len(prompts), score_rows=total)
+        executor = CpuExecutor(self.artifact, limits, [len(blocks)] * self.num_groups, threads=2)
+        try:
+            for chunks in steps:
+                logits = executor.forward(self._packed(prompts, chunks, tables))
+                ends = np.cumsum([hi - lo for _, lo, hi in chunks])
+                for (prompt, _, _), part in zip(chunks, np.split(logits, ends[:-1]), strict=True):
+                    found[prompt].append(part.copy())
+        finally:
+            executor.close()
+        return [np.concatenate(parts) for parts in found]
+
+    def _packed(
+        self,
+        prompts: Sequence[Sequence[int]],
+        chunks: Sequence[tuple[int, int, int]],
+        tables: np.ndarray,  # [prompts, blocks]
+    ) -> Step:
+        pos = np.concatenate([np.arange(lo, hi) for _, lo, hi in chunks]).astype(np.int32)
+        owner = np.concatenate([np.full(hi - lo, prompt) for prompt, lo, hi in chunks])
+        slots = tables[owner, pos // self.block] * self.block + pos % self.block
+        return Step(
+            ids=np.concatenate([prompts[p][lo:hi] for p, lo, hi in chunks]).astype(np.int32),
+            pos=pos,
+            starts=np.cumsum([0, *(hi - lo for _, lo, hi in chunks)]).astype(np.int32),
+            lens=np.array([hi for _, _, hi in chunks], np.int32),
+            rows=np.arange(len(pos), dtype=np.int32),
+            slots=[slots.astype(np.int32)] * self.num_groups,
+            tables=[np.ascontiguousarray(tables[[p for p, _, _ in chunks]])] * self.num_groups,
+            num_sampled=0,
+        )
+
     def _open(self) -> CpuExecutor:
         """An executor with an empty cache."""
         limits = Limits(max_step_tokens=self.max_tokens, max_requests=1, score_rows=self.max_tokens)

@@ -1,0 +1,382 @@
+"""Attention as people write it in their own modules, compiled and run, gives eager torch's logits; what looks
+ahead or mixes tokens is refused where it is.
+
+Sequences of 1, 15, 16, 17 and 70 tokens run alone, together in one step, and together in chunks under a
+budget of 16 tokens: each within 1e-4 of the standard deviation of torch's logits at every position, and all
+three to the bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import compiler
+from compiler.errors import CompileError
+from tests.model import tiny
+from tests.model.harness import Stepper
+
+LENGTHS = (1, 15, 16, 17, 70)
+BUDGET = 16
+HIDDEN, HEADS, SIZE = 96, 3, 32
+CONTEXT, VOCAB = tiny.CONTEXT, tiny.VOCAB
+TOLERANCE = 1e-4
+
+sdpa = nn.functional.scaled_dot_product_attention
+Attend = Callable[[Any, Any, Any, Any], Any]  # module, q, k, v [B, H, S, D] -> [B, H, S, D]
+Scores = Callable[[Any, Any], Any]  # module, scores [B, H, S, S] -> masked scores
+
+
+class Attention(nn.Module):
+    """Buffers: a random mask that never looks ahead, as flags and as 0 and -inf, and one that does."""
+
+    def __init__(self, attend: Attend) -> None:
+        super().__init__()
+        self.attend = attend
+        self.qkv, self.out = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+        any_key = torch.rand(CONTEXT, CONTEXT, generator=torch.Generator().manual_seed(3)) < 0.5
+        any_key.fill_diagonal_(True)
+        self.register_buffer("any_key", any_key)
+        self.register_buffer("earlier", any_key.tril())
+        self.register_buffer("added", torch.zeros(CONTEXT, CONTEXT).masked_fill(~any_key.tril(), -math.inf))
+        self.register_buffer("slopes", torch.tensor([0.5, 0.25, 0.125]))
+        self.sinks = nn.Parameter(torch.tensor([0.3, -0.7, 1.1]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = x.shape
+        q, k, v = (
+            part.view(batch, length, HEADS, SIZE).transpose(1, 2)
+            for part in self.qkv(x).split(HIDDEN, dim=-1)
+        )
+        return self.out(self.attend(self, q, k, v).transpose(1, 2).reshape(batch, length, HIDDEN))
+
+
+class TorchAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(HIDDEN, HEADS, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        return self.inner(x, x, x, attn_mask=mask, need_weights=False)[0]
+
+
+class Model(nn.Module):
+    """Embeddings, a mixer, attention, a feed-forward and a head."""
+
+    def __init__(self, attention: nn.Module, mix: nn.Module | None = None) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(VOCAB, HIDDEN), nn.Embedding(CONTEXT, HIDDEN)
+        self.mix, self.attention, self.norm = mix or nn.Identity(), attention, nn.LayerNorm(HIDDEN)
+        self.up, self.down, self.head = (
+            nn.Linear(HIDDEN, 128), nn.Linear(128, HIDDEN), nn.Linear(HIDDEN, VOCAB),
+        )  # fmt: skip
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:  # [B, S] -> [B, S, V]
+        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
+        x = self.mix(x)
+        x = x + self.attention(x)
+        return self.head(x + self.down(nn.functional.silu(self.up(self.norm(x)))))
+
+
+def made(attention: nn.Module, mix: nn.Module | None = None) -> Model:
+    torch.manual_seed(0)
+    return Model(attention, mix).eval()
+
+
+def masked(change: Scores) -> Attend:
+    """Attention written out: matmul, a mask, softmax, matmul."""
+
+    def attend(m: Any, q: Any, k: Any, v: Any) -> Any:
+        return change(m, q @ k.transpose(-2, -1) / math.sqrt(SIZE)).softmax(-1) @ v
+
+    attend.__name__ = change.__name__
+    return attend
+
+
+def qk(x: Any) -> tuple[Any, Any]:
+    """Positions of queries [S, 1] and keys [1, S]."""
+    at = torch.arange(x.shape[-2], device=x.device)
+    return at[:, None], at[None, :]
+
+
+def fill(m: Any, s: Any) -> Any:
+    q, k = qk(s)
+    return s.masked_fill(k > q, -math.inf)
+
+
+def fill_lowest(m: Any, s: Any) -> Any:
+    return s.masked_fill(torch.ones_like(s[0, 0]).tril() == 0, torch.finfo(s.dtype).min)
+
+
+def choose(m: Any, s: Any) -> Any:
+    q, k = qk(s)
+    return torch.where(k <= q, s, torch.tensor(torch.finfo(s.dtype).min, device=s.device))
+
+
+def add_triangle(m: Any, s: Any) -> Any:
+    return s + torch.full(s.shape[-2:], -math.inf, device=s.device).triu(1)
+
+
+def positions_only(m: Any, s: Any) -> Any:
+    q, k = qk(s)
+    return s.masked_fill(~(((q * 7 + k * 3) % 5 != 0) & (k < q) | (q == k)), -math.inf)
+
+
+def flags(m: Any, s: Any) -> Any:
+    size = s.shape[-1]
+    return s.masked_fill(~m.earlier[:size, :size], -math.inf)
+
+
+def added(m: Any, s: Any) -> Any:
+    size = s.shape[-1]
+    return s + m.added[:size, :size]
+
+
+def indexed(m: Any, s: Any) -> Any:
+    pos = torch.arange(s.shape[-1], device=s.device)
+    return s.masked_fill(~m.earlier[pos[:, None], pos[None]], -math.inf)
+
+
+def chunked(m: Any, s: Any) -> Any:
+    q, k = qk(s)
+    return s.masked_fill((k > q) | (q // 11 != k // 11), -math.inf)
+
+
+def window(m: Any, s: Any) -> Any:
+    q, k = qk(s)
+    return s.masked_fill((k > q) | (q - k >= 9), -1e9)
+
+
+def window_and_first(m: Any, s: Any) -> Any:
+    q, k = qk(s)
+    return s.masked_fill(~((k <= q) & ((q - k < 9) | (k < 4))), -math.inf)
+
+
+def alibi(m: Any, s: Any) -> Any:
+    q, k = qk(s)
+    return (s + m.slopes[:, None, None] * (k - q)).masked_fill(k > q, -math.inf)
+
+
+def sinks(m: Any, q: Any, k: Any, v: Any) -> Any:
+    s = fill(m, q @ k.transpose(-2, -1) / math.sqrt(SIZE))
+    extra = m.sinks.reshape(1, -1, 1, 1).expand(s.shape[0], -1, s.shape[2], 1)
+    return torch.cat([s, extra], dim=-1).softmax(-1)[..., :-1] @ v
+
+
+def flagged(m: Any, q: Any, k: Any, v: Any) -> Any:
+    return sdpa(q, k, v, is_causal=True)
+
+
+def grouped(m: Any, q: Any, k: Any, v: Any) -> Any:
+    return sdpa(q, k[:, :1], v[:, :1], is_causal=True, enable_gqa=True)
+
+
+def bool_mask(m: Any, q: Any, k: Any, v: Any) -> Any:
+    size = q.shape[2]
+    return sdpa(q, k, v, attn_mask=m.earlier[:size, :size])
+
+
+def float_mask(m: Any, q: Any, k: Any, v: Any) -> Any:
+    size = q.shape[2]
+    return sdpa(q, k, v, attn_mask=m.added[:size, :size], scale=0.25)
+
+
+WRITTEN_OUT = (
+    fill, fill_lowest, choose, add_triangle, positions_only, flags, added, indexed, chunked, window,
+    window_and_first, alibi,
+)  # fmt: skip
+ATTENDS = (*map(masked, WRITTEN_OUT), sinks, flagged, grouped, bool_mask, float_mask)
+
+
+def rolling_steps(budget: int) -> list[list[tuple[int, int, int]]]:
+    """Chunks (request, first, last) that share each step's budget among all requests, one request at a
+    time."""
+    steps: list[list[tuple[int, int, int]]] = [[]]
+    for request, length in enumerate(LENGTHS):
+        done = 0
+        while done < length:
+            room = budget - sum(hi - lo for _, lo, hi in steps[-1])
+            if room == 0 or any(r == request for r, _, _ in steps[-1]):
+                steps.append([])
+                continue
+            count = min(room, length - done, 7)
+            steps[-1].append((request, done, done + count))
+            done += count
+    return steps
+
+
+def check(model: nn.Module, out: Path) -> None:
+    compiler.compile(model, out, max_context=CONTEXT, isa=tiny.ISA)
+    stepper = Stepper(out, CONTEXT)
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, VOCAB, n).tolist() for n in LENGTHS]
+    together = stepper.batch(prompts, [[(r, 0, n) for r, n in enumerate(LENGTHS)]])
+    in_chunks = stepper.batch(prompts, rolling_steps(BUDGET))
+    for ids, batched, cut in zip(prompts, together, in_chunks, strict=True):
+        expected = tiny.reference_logits(model, ids).numpy()
+        alone = stepper.logits(ids)
+        assert np.abs(alone - expected).max() < TOLERANCE * expected.std(), len(ids)
+        assert np.array_equal(alone, batched) and np.array_equal(alone, cut), len(ids)
+
+
+@pytest.mark.parametrize("attend", ATTENDS, ids=lambda f: f.__name__)
+def test_logits_are_eager_torchs(attend: Attend, tmp_path: Path) -> None:
+    check(made(Attention(attend)), tmp_path / "m.octavo")
+
+
+def test_logits_of_torchs_own_attention_module(tmp_path: Path) -> None:
+    check(made(TorchAttention()), tmp_path / "m.octavo")
+
+
+def random_ahead(m: Any, s: Any) -> Any:
+    size = s.shape[-1]
+    return s.masked_fill(~m.any_key[:size, :size], -math.inf)
+
+
+def prefix(m: Any, s: Any) -> Any:
+    q, k = qk(s)
+    return s.masked_fill((k > q) & (k >= 5), -math.inf)
+
+
+def no_mask(m: Any, s: Any) -> Any:
+    return s
+
+
+def off_by_one(m: Any, s: Any) -> Any:
+    q, k = qk(s)
+    return s.masked_fill(k > q + 1, -math.inf)
+
+
+def window_both_ways(m: Any, s: Any) -> Any:
+    q, k = qk(s)
+    return s.masked_fill((q - k).abs() >= 9, -math.inf)
+
+
+def window_alone(m: Any, s: Any) -> Any:
+    q, k = qk(s)
+    return s.masked_fill(q - k >= 9, -math.inf)
+
+
+def only_lowered(m: Any, s: Any) -> Any:
+    """Later keys keep some weight."""
+    q, k = qk(s)
+    return s - (k > q) * 10.0
+
+
+def zeroed(m: Any, s: Any) -> Any:
+    """Zero is a score like any other."""
+    return s.tril()
+
+
+def chosen_by_content(m: Any, s: Any) -> Any:
+    q, k = qk(s)
+    return s.masked_fill((k > q) | ((s < 0) & (k < q)), -math.inf)
+
+
+def only_at_the_end(m: Any, s: Any) -> Any:
+    """Causal below position 120."""
+    q, k = qk(s)
+    return s.masked_fill((k > q) & ~((q == 120) & (k == 121)), -math.inf)
+
+
+def first_half(m: Any, s: Any) -> Any:
+    """Depends on the length."""
+    q, k = qk(s)
+    return s.masked_fill((k > q) | ((k < s.shape[-1] // 2) & (k != q)), -math.inf)
+
+
+def sdpa_without_mask(m: Any, q: Any, k: Any, v: Any) -> Any:
+    return sdpa(q, k, v)
+
+
+def sdpa_ahead(m: Any, q: Any, k: Any, v: Any) -> Any:
+    size = q.shape[2]
+    return sdpa(q, k, v, attn_mask=m.any_key[:size, :size])
+
+
+def masked_after(m: Any, q: Any, k: Any, v: Any) -> Any:
+    """The softmax has summed over later keys already."""
+    return (q @ k.transpose(-2, -1)).softmax(-1).tril() @ v
+
+
+def without_softmax(m: Any, q: Any, k: Any, v: Any) -> Any:
+    return (q @ k.transpose(-2, -1)).tril() @ v
+
+
+def over_queries(m: Any, q: Any, k: Any, v: Any) -> Any:
+    return fill(m, q @ k.transpose(-2, -1)).softmax(-2).nan_to_num() @ v
+
+
+def keys_of_later_tokens(m: Any, q: Any, k: Any, v: Any) -> Any:
+    return sdpa(q, k.roll(-1, 2), v, is_causal=True)
+
+
+REFUSED = (
+    *map(masked, (
+        random_ahead, prefix, no_mask, off_by_one, window_both_ways, window_alone, only_lowered, zeroed,
+        chosen_by_content, only_at_the_end, first_half,
+    )),
+    sdpa_without_mask, sdpa_ahead, masked_after, without_softmax, over_queries, keys_of_later_tokens,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("attend", REFUSED, ids=lambda f: f.__name__)
+def test_attention_that_is_not_of_earlier_keys_alone_is_refused(attend: Attend, tmp_path: Path) -> None:
+    with pytest.raises(CompileError, match=r"(at|in|//) attention\b"):
+        compiler.compile(made(Attention(attend)), tmp_path / "m.octavo", max_context=CONTEXT)
+    assert not (tmp_path / "m.octavo").exists()
+
+
+class Mixer(nn.Module):
+    def __init__(self, mix: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.mix = mix
+        self.conv = nn.Conv1d(HIDDEN, HIDDEN, 3)
+        self.mixing = nn.Parameter(torch.rand(CONTEXT, CONTEXT).tril())
+        self.norm = nn.GroupNorm(4, HIDDEN)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mix(self, x)
+
+
+MIXERS: dict[str, Callable[[Any, Any], Any]] = {
+    "conv": lambda m, x: m.conv(nn.functional.pad(x.transpose(1, 2), (2, 0))).transpose(1, 2),
+    "shift_by_padding": lambda m, x: x + nn.functional.pad(x, (0, 0, 1, -1)),
+    "shift_by_concatenation": lambda m, x: torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], dim=1),
+    "flip": lambda m, x: x + x.flip(1),
+    "roll": lambda m, x: x + x.roll(1, 1),
+    "sort": lambda m, x: x.sort(dim=1).values,
+    "topk": lambda m, x: x + x.topk(1, dim=1).values,
+    "maximum_so_far": lambda m, x: x.cummax(dim=1).values,
+    "maximum": lambda m, x: x - x.amax(dim=1, keepdim=True),
+    "softmax_over_tokens": lambda m, x: x.softmax(dim=1),
+    "norm_over_tokens": lambda m, x: m.norm(x.transpose(1, 2)).transpose(1, 2),
+    "norm_of_everything": lambda m, x: x / x.square().mean().sqrt(),
+    "first_token": lambda m, x: x + x[:, :1],
+    "last_token": lambda m, x: x + x[:, -1:],
+    "learned_mixing": lambda m, x: m.mixing[: x.shape[1], : x.shape[1]] @ x,
+    "running_mean": lambda m, x: x.cumsum(1) / torch.arange(1, x.shape[1] + 1, device=x.device)[:, None],
+    "length_scale": lambda m, x: x / x.shape[1],
+    "positions_over_length": lambda m, x: (
+        x * (torch.arange(x.shape[1], device=x.device) / x.shape[1])[:, None]
+    ),
+    "positions_from_the_end": lambda m, x: x * torch.arange(x.shape[1], 0, -1, device=x.device)[:, None],
+    "rows_as_columns": lambda m, x: x.transpose(1, 2).reshape(x.shape),
+    "fourier": lambda m, x: torch.fft.fft(x, dim=1).real,
+}
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_what_mixes_tokens_is_refused_where_it_is(name: str, tmp_path: Path) -> None:
+    with pytest.raises(CompileError, match=r"(at|in|//) mix\b"):
+        model = made(Attention(flagged), Mixer(MIXERS[name]))
+        compiler.compile(model, tmp_path / "m.octavo", max_context=CONTEXT)
+    assert not (tmp_path / "m.octavo").exists()
