@@ -12,9 +12,10 @@ from typing import Any, cast
 
 from codegen.cpp.build import LEVELS, BuildError, Kernel, build_levels, compiler_version, default_levels
 from codegen.cpp.context import CodegenError, Context, shape_of
+from codegen.cpp.evaluate import Reader
 from codegen.cpp.forward import print_forward
 from codegen.cpp.pack import pack_weights
-from codegen.cpp.weights import PackedWeight, Reader
+from codegen.cpp.weights import PackedWeight
 from ir.graph import Graph
 from passes.plan_memory import linear_form
 
@@ -46,7 +47,7 @@ def generate(graph: Graph) -> Generated:
     ctx = Context.of(graph)
     text = print_forward(ctx)
     sources = {"forward.cpp": text} | {p.name: p.read_text() for p in sorted(INCLUDE.glob("*.h"))}
-    return Generated(graph, sources, tuple(ctx.weights.found.values()), arena_plan(graph))
+    return Generated(graph, sources, tuple(ctx.weights.order), arena_plan(graph))
 
 
 def arena_plan(graph: Graph) -> dict[str, Any]:
@@ -63,11 +64,6 @@ def pack(generated: Generated, reader: Reader, path: Path, progress: Report = _s
     pack_weights(generated.graph, generated.weights, reader, path, progress)
 
 
-def write_sources(generated: Generated, directory: Path) -> None:
-    for name, text in generated.sources.items():
-        (directory / name).write_text(text)
-
-
 def build(directory: Path, levels: Sequence[str] | None = None, progress: Report = _silent) -> list[Kernel]:
     """Build a directory's sources for each ISA level. Raises BuildError with the compiler's message."""
     return build_levels(directory, default_levels() if levels is None else levels, progress)
@@ -75,5 +71,5 @@ def build(directory: Path, levels: Sequence[str] | None = None, progress: Report
 
 __all__ = [
     "LEVELS", "BuildError", "CodegenError", "Generated", "Kernel", "PackedWeight", "Reader", "build",
-    "compiler_version", "default_levels", "generate", "pack", "write_sources",
+    "compiler_version", "default_levels", "generate", "pack",
 ]  # fmt: skip

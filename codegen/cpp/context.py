@@ -35,7 +35,7 @@ class Context:
     @staticmethod
     def of(graph: Graph) -> Context:
         buffer = {o.name: op.attr("at")[i] for op in graph.ops for i, o in enumerate(op.outs)}
-        return Context(Schedule.of(graph), WeightTable(graph), buffer, _identifiers(graph), _kv_groups(graph))
+        return Context(Schedule.of(graph), WeightTable(), buffer, _identifiers(graph), _kv_groups(graph))
 
     @property
     def graph(self) -> Graph:
@@ -50,9 +50,8 @@ class Context:
 
     def weight(self, arg: Value | Weight, layout: str = "plain") -> str:
         """Pointer to a packed array."""
-        index = self.weights.use(arg, layout)
-        dtype = list(self.weights.found.values())[index].dtype
-        return f"weight<{CTYPES[dtype]}>(weights, {index})"
+        index, packed = self.weights.use(arg, layout)
+        return f"weight<{CTYPES[packed.dtype]}>(weights, {index})"
 
     def pointer(self, arg: Arg) -> str:
         """Pointer to an operand's first element, or nullptr for one that is absent."""

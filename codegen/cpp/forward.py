@@ -8,8 +8,8 @@ from typing import cast
 from codegen.cpp.context import STEP_INPUTS, CodegenError, Context, refuse, shape_of, type_of
 from codegen.cpp.kernels import KERNELS
 from codegen.cpp.kv_block import block_bytes
-from codegen.cpp.pointwise import Group, NoKernel, Operand, key, operand_strides, print_group
-from codegen.cpp.spelling import CTYPES, comment, size
+from codegen.cpp.pointwise import Group, Operand, operand_strides, print_group
+from codegen.cpp.spelling import CTYPES, comment, key, size
 from ir.graph import Graph, Op, Value, Weight
 from ir.text import print_op
 from ir.types import KV, Tensor
@@ -68,7 +68,7 @@ def _constants(ctx: Context) -> str:
     sizes = ", ".join(str(block_bytes(kv)) for kv in states)
     return (
         f"constexpr int64_t BLOCK_BYTES[] = {{{sizes}}};\n"
-        f"constexpr int32_t NUM_WEIGHTS = {len(ctx.weights.found)};\n"
+        f"constexpr int32_t NUM_WEIGHTS = {len(ctx.weights.order)};\n"
         f"constexpr int64_t VOCAB_SIZE = {shape_of(ctx.graph.outputs[0])[-1]};\n\n"
         "template <class T>\n"
         "INLINE const T* weight(const void* const* all, int index) {\n"
@@ -182,7 +182,7 @@ def _kernel(ctx: Context, kernel: Kernel) -> list[str]:
         if op.kind not in KERNELS:
             raise refuse(op, "the target has none for this kind")
         return KERNELS[op.kind](ctx, op)
-    except (NoKernel, ValueError, KeyError) as error:
+    except (ValueError, KeyError) as error:
         if isinstance(error, CodegenError):
             raise CodegenError(f"{error}\n  {_describe(op)}") from None
         raise CodegenError(f"{refuse(op, str(error))}\n  {_describe(op)}") from error
@@ -207,8 +207,7 @@ def _operand(ctx: Context, arg: Value | Weight, shape: tuple[object, ...]) -> Op
     type_ = type_of(arg)
     pointer = ctx.pointer(arg)
     if ctx.is_constant(arg):
-        packed = ctx.weights.get(arg, "plain")
-        assert packed is not None
+        _, packed = ctx.weights.use(arg, "plain")
         type_ = Tensor(packed.dtype, type_.shape)
     first, strides = operand_strides(type_, cast("tuple[int, ...]", shape), ctx.ld(arg))
     return Operand(type_, pointer, first, strides)

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from codegen.cpp.weights import Evaluator, PackedWeight, Reader
+from codegen.cpp.evaluate import Evaluator, Reader
+from codegen.cpp.weights import PackedWeight
 from ir.graph import Graph
 from ir.types import DType
 
@@ -23,9 +24,8 @@ CHUNK_BYTES = 16 << 20
 ALIGNMENT = 64
 
 _SAFETENSORS_NAMES = {
-    DType.F64: "F64", DType.F32: "F32", DType.BF16: "BF16", DType.I64: "I64", DType.I32: "I32", DType.I8:
-    "I8",
-    DType.U8: "U8", DType.BOOL: "BOOL",
+    DType.F64: "F64", DType.F32: "F32", DType.BF16: "BF16", DType.I64: "I64", DType.I32: "I32",
+    DType.I8: "I8", DType.U8: "U8", DType.BOOL: "BOOL",
 }  # fmt: skip
 
 
@@ -51,10 +51,10 @@ def pack_weights(
 
 
 def _write_header(path: Path, order: Sequence[PackedWeight]) -> tuple[list[int], int]:
-    """Write the header and make the file its full length. Returns the tensors' offsets, where data starts,
-    the length.
+    """Write the header and make the file its full length.
 
-    The format allows no holes, so small filler tensors keep every weight on a 64-byte boundary.
+    Returns the tensors' offsets and where the data starts. The format allows no holes, so small filler
+    tensors keep every weight on a 64-byte boundary.
     """
     entries: dict[str, Any] = {}
     offsets: list[int] = []

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from codegen.cpp.spelling import CTYPES, literal, size
+from codegen.cpp.spelling import CTYPES, key, literal, size
 from ir.dims import Dim, product
 from ir.graph import Arg, Op, Scalar, Value, Weight
 from ir.types import DType, Tensor
@@ -39,7 +39,7 @@ class NoKernel(ValueError):
 
 @dataclass(frozen=True)
 class Operand:
-    """An array that a group reads or writes. strides: of axes after the first, whose own is given as text."""
+    """An array that a group reads or writes. pointer and first, the first axis's stride, are C++."""
 
     type: Tensor
     pointer: str
@@ -55,10 +55,6 @@ class Group:
     shape: tuple[Dim, ...]
     inputs: dict[str, Operand]
     outputs: dict[str, Operand]
-
-
-def key(arg: Value | Weight) -> str:
-    return f"{'@' if isinstance(arg, Weight) else '%'}{arg.name}"
 
 
 def operand_strides(type_: Tensor, shape: Sequence[Dim], ld: str) -> tuple[str, tuple[int, ...]]:

@@ -9,6 +9,7 @@ import numpy as np
 import sympy
 
 from ir.dims import CeilDiv, FloorDiv
+from ir.graph import Value, Weight
 from ir.types import DType
 
 CTYPES: dict[DType, str] = {
@@ -21,6 +22,11 @@ CTYPES: dict[DType, str] = {
     DType.U8: "uint8_t",
     DType.BOOL: "uint8_t",
 }
+
+
+def key(arg: Value | Weight) -> str:
+    """A name that values and weights do not share."""
+    return f"{'@' if isinstance(arg, Weight) else '%'}{arg.name}"
 
 
 def identifier(name: str) -> str:
@@ -44,18 +50,9 @@ def literal(value: bool | int | float, dtype: DType) -> str:
         return '__builtin_nanf("")'
     if number in (float("inf"), float("-inf")):
         return f"{'-' if number < 0 else ''}__builtin_inff()"
-    return (
-        repr(number)
-        if dtype is DType.F64
-        else f"{np.float32(value)!s}f"
-        if _has_point(value)
-        else f"{number!r}f"
-    )
-
-
-def _has_point(value: Any) -> bool:
-    text = str(np.float32(value))
-    return "." in text or "e" in text
+    if dtype is DType.F64:
+        return repr(number)
+    return f"{np.float32(value)!s}f"  # the shortest text that reads back as the same float
 
 
 def size(dim: Any) -> str:

@@ -144,7 +144,8 @@ class Model:
         rng = np.random.default_rng(seed)
         self.weights = dict(weights) if weights is not None else random_weights(self.graph, rng)
         self.generated = cpp.generate(self.graph)
-        cpp.write_sources(self.generated, directory)
+        for name, text in self.generated.sources.items():
+            (directory / name).write_text(text)
         cpp.pack(self.generated, Arrays(self.weights), directory / "w.safetensors")
         (self.kernel,) = cpp.build(directory, [isa or best_level()])
         self.library = ctypes.CDLL(str(directory / self.kernel.file))
