@@ -11,12 +11,9 @@ from sympy.logic.boolalg import And, Not, Or
 from ir.dims import CeilDiv, FloorDiv, Table
 from ir.predicates import KEY, QUERY, conjuncts, is_causal, window, window_of
 
-_COMPARE = {"<=": "<=", "<": "<", ">=": ">=", ">": ">", "==": "==", "!=": "!=", "Eq": "==", "Ne": "!="}
-
 
 def mask_struct(name: str, predicate: Any, table_columns: tuple[int, ...]) -> str:
-    """A struct with low(q) <= k < high(q) as a bound of the keys that q sees, and sees(q, k) where that is
-    not all.
+    """A struct with low(q) <= k < high(q) for all keys k that q sees, and sees(q, k) where those are not all.
 
     table_columns: the row length of each boolean table.
     """
@@ -24,9 +21,7 @@ def mask_struct(name: str, predicate: Any, table_columns: tuple[int, ...]) -> st
     size, chunk = window_of(predicate), _chunk_of(predicate)
     lows = [f"q - {size - 1}"] if size is not None else []
     lows += [f"q / {chunk} * {chunk}"] if chunk is not None else []
-    low = " > ".join(["0"]) if not lows else lows[0]
-    if len(lows) == 2:
-        low = f"maximum<int64_t>({lows[0]}, {lows[1]})"
+    low = f"maximum<int64_t>({', '.join(lows)})" if len(lows) == 2 else (lows or ["0"])[0]
     high = "q + 1" if is_causal(predicate) else "INT64_MAX / 2"
     sees = " && ".join(_print(t, table_columns) for t in terms) or "true"
     tables = "".join(f"  const uint8_t* table{i};\n" for i in range(len(table_columns)))
@@ -72,7 +67,7 @@ def _print(e: Any, columns: tuple[int, ...]) -> str:
         index = int(cast(Any, e.args[0]))
         return f"(table{index}[({args[1]}) * {columns[index]} + ({args[2]})] != 0)"
     if isinstance(e, Relational):
-        return f"({args[0]} {_COMPARE[str(e.rel_op)]} {args[1]})"
+        return f"({args[0]} {e.rel_op} {args[1]})"
     if isinstance(e, sympy.Pow):
         return f"({' * '.join([args[0]] * int(cast(Any, e.args[1])))})"
     for kind, spelled in _OPERATORS.items():
