@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ def compiler_key() -> str:
 def compiled(source: Path, dtype: str, isa: list[str] | None = None) -> Path:
     out = CACHE / compiler_key() / f"{source.stem}.{dtype}.octavo"
     if not (out / "manifest.json").is_file():
+        for old in sorted(CACHE.glob("*"), key=lambda p: p.stat().st_mtime)[:-2]:  # of earlier compilers
+            shutil.rmtree(old)
         out.parent.mkdir(parents=True, exist_ok=True)
         compiler.compile(source, out, dtype=dtype, isa=isa)
     return out
