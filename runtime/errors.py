@@ -32,3 +32,8 @@ class ResourceError(OctavoError):
 
 class EngineError(OctavoError):
     """The engine is closed, or its compiled code reported a failure."""
+
+
+def shorten(text: str, most: int = 60) -> str:
+    """The text, cut to a length that fits a message."""
+    return text if len(text) <= most else text[: most - 3] + "..."

@@ -9,13 +9,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from runtime.completion import Completion, Event
 from runtime.engine import Engine, load
-from runtime.errors import RequestError
+from runtime.errors import RequestError, shorten
 from runtime.prompt import Prompt, as_prompts
 from runtime.request import Request
 from runtime.sampling import Sampling
@@ -50,16 +50,16 @@ def generate(
     Raises RequestError before anything runs if a prompt or a parameter cannot be served.
     """
     many = as_prompts(prompts)
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     shorthand = Sampling(
         max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-        stop=stops, stop_token_ids=tuple(stop_token_ids or ()), ignore_eos=ignore_eos, logprobs=logprobs,
+        stop=() if stop is None else cast(Any, stop), ignore_eos=ignore_eos, logprobs=logprobs,
+        stop_token_ids=() if stop_token_ids is None else cast(Any, stop_token_ids),
         prompt_logprobs=prompt_logprobs, n=n,
     )
     if sampling is not None and shorthand != Sampling():
         todo = "Put all of it in the Sampling"
         raise RequestError("sampling and keywords are both given", where="generate", todo=todo)
-    samplings = _per_prompt(sampling or shorthand, seed, len(many))
+    samplings = _per_prompt(shorthand if sampling is None else sampling, seed, len(many))
     if isinstance(engine, Engine):
         ids = _prepare(engine, many, samplings)
         return _stream(engine, ids, samplings) if stream else _complete(engine, ids, samplings)
@@ -75,8 +75,12 @@ def _per_prompt(
     sampling: Sampling | Seq[Sampling], seed: int | Seq[int] | None, count: int
 ) -> list[Sampling]:
     """One sampling per prompt; a seed given beside it counts."""
-    samplings = [sampling] * count if isinstance(sampling, Sampling) else list(sampling)
-    seeds = list(seed) if isinstance(seed, Seq) else [seed] * count
+    samplings = list(sampling) if isinstance(sampling, Seq) else [sampling] * count
+    seeds = list(seed) if isinstance(seed, Seq | np.ndarray) and np.ndim(seed) else [seed] * count
+    for given in samplings:
+        if not isinstance(given, Sampling):
+            todo = "Use runtime.Sampling, one or one per prompt"
+            raise RequestError(f"sampling = {shorten(repr(given))}", where="generate", todo=todo)
     if len(samplings) != count or len(seeds) != count:
         found = f"{len(samplings)} samplings and {len(seeds)} seeds for {count} prompts"
         raise RequestError(found, where="generate", todo="Give one for all, or one per prompt")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from runtime.errors import ResourceError
+from runtime.errors import ResourceError, shorten
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
           "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -90,8 +90,8 @@ def parse_bytes(size: int | str) -> int:
     if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
         return size
     match = _SIZE.fullmatch(size) if isinstance(size, str) else None
-    if match is None or match[2].lower() not in _UNITS:
+    if match is None or match[2].lower() not in _UNITS or len(match[1]) > 30:
         raise ResourceError(
-            f"{size!r} is not a size", todo="Give bytes as a number, or a text such as '2GiB'"
+            f"{shorten(repr(size))} is not a size", todo="Give bytes as a number, or a text such as '2GiB'"
         )
     return int(float(match[1]) * _UNITS[match[2].lower()])

@@ -43,4 +43,6 @@ def encode(prompt: Any, tokenizer: Tokenizer | None, vocab_size: int) -> np.ndar
 
 
 def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from runtime.errors import RequestError
+from runtime.errors import RequestError, shorten
 
 MAX_LOGPROBS = 1000
 MIN_TEMPERATURE = 1e-5  # below, logits / temperature leaves what 32-bit floats resolve
@@ -40,21 +41,26 @@ class Sampling:
     n: int = 1
 
     def __post_init__(self) -> None:
-        _integer("max_new_tokens", self.max_new_tokens, 0, 2**31 - 1)
-        _number("temperature", self.temperature, 0.0 if self.temperature == 0 else MIN_TEMPERATURE, 1e6)
-        _integer("top_k", self.top_k, 0, 2**31 - 1)
-        _number("top_p", self.top_p, 1e-9, 1.0)
-        _number("min_p", self.min_p, 0.0, 1.0)
-        _integer("n", self.n, 1, MAX_SAMPLES)
-        if self.seed is not None:
-            _integer("seed", self.seed, 0, 2**64 - 1)
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                _integer(name, getattr(self, name), 0, MAX_LOGPROBS)
+        for name, value in self._checked().items():
+            object.__setattr__(self, name, value)
+
+    def _checked(self) -> dict[str, Any]:
+        """Every field as a plain Python value: numpy's own integers would wrap around in sums."""
         if not isinstance(self.ignore_eos, bool):
             raise _bad("ignore_eos", self.ignore_eos, "True or False")
-        object.__setattr__(self, "stop", _stops(self.stop))
-        object.__setattr__(self, "stop_token_ids", _ids(self.stop_token_ids))
+        return {
+            "max_new_tokens": _integer("max_new_tokens", self.max_new_tokens, 0, 2**31 - 1),
+            "temperature": _temperature(self.temperature),
+            "top_k": _integer("top_k", self.top_k, 0, 2**31 - 1),
+            "top_p": _number("top_p", self.top_p, 1e-9, 1.0),
+            "min_p": _number("min_p", self.min_p, 0.0, 1.0),
+            "seed": _optional("seed", self.seed, 2**64 - 1),
+            "stop": _stops(self.stop),
+            "stop_token_ids": _ids(self.stop_token_ids),
+            "logprobs": _optional("logprobs", self.logprobs, MAX_LOGPROBS),
+            "prompt_logprobs": _optional("prompt_logprobs", self.prompt_logprobs, MAX_LOGPROBS),
+            "n": _integer("n", self.n, 1, MAX_SAMPLES),
+        }
 
 
 def fresh_seed() -> int:
@@ -63,18 +69,35 @@ def fresh_seed() -> int:
 
 
 def _bad(name: str, value: Any, want: str) -> RequestError:
-    return RequestError(f"{name} = {value!r}", where="sampling", todo=f"Use {want}")
+    return RequestError(f"{name} = {shorten(repr(value))}", where="sampling", todo=f"Use {want}")
 
 
-def _integer(name: str, value: Any, low: int, high: int) -> None:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or not low <= value <= high:
+def _integer(name: str, value: Any, low: int, high: int) -> int:
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or not low <= number <= high:
         raise _bad(name, value, f"an integer from {low} to {high}")
+    return number
 
 
-def _number(name: str, value: Any, low: float, high: float) -> None:
+def _optional(name: str, value: Any, high: int) -> int | None:
+    return None if value is None else _integer(name, value, 0, high)
+
+
+def _number(name: str, value: Any, low: float, high: float) -> float:
     number: Any = value if isinstance(value, Real) and not isinstance(value, bool) else None
     if number is None or not low <= number <= high:  # NaN is in no range
         raise _bad(name, value, f"a number from {low:g} to {high:g}")
+    return float(number)
+
+
+def _temperature(value: Any) -> float:
+    number = _number("temperature", value, 0.0, 1e6)
+    if 0 < number < MIN_TEMPERATURE:
+        raise _bad("temperature", value, f"0, or a number from {MIN_TEMPERATURE:g} to 1e+06")
+    return number
 
 
 def _stops(stop: Any) -> tuple[str, ...]:
@@ -85,8 +108,8 @@ def _stops(stop: Any) -> tuple[str, ...]:
 
 
 def _ids(ids: Any) -> tuple[int, ...]:
-    if not isinstance(ids, (list, tuple)):
-        raise _bad("stop_token_ids", ids, "a list of token ids")
-    for token_id in ids:
-        _integer("stop_token_ids", token_id, 0, 2**31 - 1)
-    return tuple(int(token_id) for token_id in ids)
+    try:
+        found = tuple(ids)
+    except TypeError:
+        raise _bad("stop_token_ids", ids, "a list of token ids") from None
+    return tuple(_integer("stop_token_ids", token_id, 0, 2**31 - 1) for token_id in found)

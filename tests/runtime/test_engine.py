@@ -319,6 +319,9 @@ def test_result_of_several_samples_is_refused():
         ([[1], None], None, "prompt 1"),
         ([[1], [2]], [1], "1 seeds for 2"),
         ([[1], []], None, "prompt 1"),
+        (np.array(5), None, "is none"),
+        (bytearray(b"text"), None, "is none"),
+        ([[1], [2]], np.array([1, 2, 3]), "3 seeds for 2"),
     ],
 )
 def test_generate_refuses_before_anything_runs(prompts, seed, said):
@@ -326,6 +329,18 @@ def test_generate_refuses_before_anything_runs(prompts, seed, said):
         with pytest.raises(RequestError, match=said):
             generate(engine, prompts, seed=seed)
         assert engine.stats().steps == 0
+
+
+@pytest.mark.parametrize("sampling", ["greedy", {}, 5, [None], [Sampling(), 3]])
+def test_what_is_no_sampling_is_refused(sampling):
+    with fake_engine() as engine, pytest.raises(RequestError, match="sampling"):
+        generate(engine, [[1], [2]][: len(sampling) if isinstance(sampling, list) else 2], sampling)
+
+
+@pytest.mark.parametrize("option", [{"stop": 5}, {"stop_token_ids": 5}, {"stop": {"a": 1}}])
+def test_wrong_shorthand_is_refused_by_name(option):
+    with fake_engine() as engine, pytest.raises(RequestError, match=next(iter(option))):
+        generate(engine, [1], **option)
 
 
 def test_arrays_are_token_ids():

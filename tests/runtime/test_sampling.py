@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from runtime import RequestError, Sampling
@@ -34,6 +35,7 @@ NUMBERS = ("temperature", "top_p", "min_p")
         ("stop_token_ids", 3),
         ("ignore_eos", 1),
         ("prompt_logprobs", -1),
+        *[(n, np.array([1, 2])) for n in ("temperature", "top_p", "min_p", "top_k", "seed", "n", "stop")],
     ],
     ids=lambda value: repr(value)[:20],
 )
@@ -46,3 +48,16 @@ def test_accepted():
     assert Sampling(stop="x").stop == ("x",) and Sampling(stop=["x", "y"]).stop == ("x", "y")
     assert Sampling(seed=2**64 - 1, temperature=0, top_p=1, max_new_tokens=0, logprobs=0).logprobs == 0
     assert hash(Sampling(stop_token_ids=[1, 2])) == hash(Sampling(stop_token_ids=(1, 2)))
+
+
+def test_numpys_numbers_become_pythons():
+    made = Sampling(max_new_tokens=np.int8(127), top_p=np.float16(0.5), stop_token_ids=np.array([3, 4]))
+    assert made.max_new_tokens + 1 == 128  # an int8 would wrap around
+    assert type(made.max_new_tokens) is int and type(made.top_p) is float
+    assert made.stop_token_ids == (3, 4)
+
+
+def test_a_long_value_is_cut_in_the_message():
+    with pytest.raises(RequestError) as caught:
+        Sampling(stop=["x" * 10_000, ""])
+    assert len(str(caught.value)) < 200
