@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.errors import ArtifactError
+from runtime.errors import ArtifactError, shorten
 from runtime.hashes import manifest_digest
 
 FORMAT, VERSION = "octavo", 1
@@ -131,8 +131,7 @@ _AGAIN = "Compile the artifact again, or get an undamaged copy"
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return shorten(repr(value))
 
 
 def safe_path(text: str, where: str) -> str:
@@ -147,11 +146,19 @@ def safe_path(text: str, where: str) -> str:
 
 
 def parse_json(data: bytes, where: str) -> Any:
+    """The value. Raises ArtifactError where it is not JSON or a key occurs twice: readers differ in which of
+    the two counts."""
+
     def refuse(name: str) -> Any:
         raise ValueError(f"{name} is not JSON")
 
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(found := dict(pairs)) < len(pairs):
+            raise ValueError(f"a key occurs twice among {_short([key for key, _ in pairs])}")
+        return found
+
     try:
-        return json.loads(data.decode("utf-8"), parse_constant=refuse)
+        return json.loads(data.decode("utf-8"), parse_constant=refuse, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"not valid JSON ({error})", where=where, todo=_AGAIN) from error
 

@@ -10,7 +10,6 @@ from runtime.artifact import Artifact
 from runtime.chat import ChatTemplate, Message
 from runtime.detokenizer import Detokenizer
 from runtime.errors import ArtifactError, RequestError
-from runtime.manifest import parse_json
 
 
 class Tokenizer:
@@ -47,8 +46,7 @@ class Tokenizer:
         if "tokenizer.json" not in files:
             return None
         texts = {base: _text(artifact, name) for base, name in files.items()}
-        config = parse_json(texts.get("tokenizer_config.json", "{}").encode(), "tokenizer_config.json")
-        return Tokenizer(texts["tokenizer.json"], config if isinstance(config, dict) else None,
+        return Tokenizer(texts["tokenizer.json"], _config(texts.get("tokenizer_config.json", "{}")),
                          texts.get("chat_template.jinja"), artifact.manifest.model.bos_token_id)
 
     def encode(self, text: str) -> list[int]:
@@ -87,6 +85,17 @@ def _text(artifact: Artifact, name: str) -> str:
         return artifact.read(name).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ArtifactError(f"is not UTF-8 ({error})", where=name, todo="Compile the model again") from error
+
+
+def _config(text: str) -> dict[str, Any] | None:
+    """tokenizer_config.json as its checkpoint had it, read as leniently as everyone does."""
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(
+            f"not valid JSON ({error})", where="tokenizer_config.json", todo="Compile again"
+        ) from error
+    return config if isinstance(config, dict) else None
 
 
 def _byte_tokens(library: Any, tokenizer_json: str) -> frozenset[int]:

@@ -78,6 +78,7 @@ def test_a_changed_manifest_is_found(tmp_path):
         (b'{"format": NaN}', "NaN is not JSON"),
         (b"[]", "expected an object"),
         (b"{}", "'format' is missing"),
+        (b'{"format": "octavo", "version": 9, "version": 1}', "a key occurs twice among"),
         (b'{"format": "gguf"}', "must be 'octavo'"),
         (b'{"format": "octavo", "version": 2}', "format version 2; this runtime reads 1"),
         (b'{"format": "octavo", "version": true}', "must be an integer"),
@@ -207,6 +208,10 @@ def header(**tensors) -> bytes:
     return len(text).to_bytes(8, "little") + text + bytes(64)
 
 
+def tensor(offsets, dtype="F32", shape=(1,)):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [
@@ -217,9 +222,13 @@ def header(**tensors) -> bytes:
         (header(), "2 tensors are missing, the first is 'w0'"),
         (header(w0={}, w1={}), "'data_offsets' is missing"),
         *[
-            (header(w0={"data_offsets": offsets}, w1={"data_offsets": [0, 4]}), "data_offsets")
-            for offsets in ([0, 65], [-4, 4], [8, 4], [0], [0, 2**70], ["0", "4"], 3)
+            (header(w0=tensor(offsets), w1=tensor([0, 4])), "data_offsets")
+            for offsets in ([0, 65], [-4, 4], [8, 4], [0], [0, 2**70], ["0", "4"], 3, [4, 7], [4, 12])
         ],
+        (header(w0=tensor([2, 6]), w1=tensor([0, 4])), "'w1' and 'w0' overlap"),
+        (header(w0=tensor([4, 8], dtype="F31"), w1=tensor([0, 4])), "'dtype' must be one of"),
+        (header(w0=tensor([4, 8], shape=[-1]), w1=tensor([0, 4])), "'shape' must be a list of sizes"),
+        (header(w0=tensor([4, 8], shape=[2**62, 2**62]), w1=tensor([0, 4])), "bytes apart"),
     ],
 )
 def test_malformed_weights_are_refused(tmp_path, data, said):
