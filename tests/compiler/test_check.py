@@ -36,6 +36,12 @@ class BreakOp(Pass):
         return replace(op, args=(*op.args[:-1], Scalar(1.001)))
 
 
+@dataclass(frozen=True)
+class SwapOutput(Pass):
+    def run(self, graph: Graph) -> Result:
+        return Result(replace(graph, outputs=(graph.ops[-2].outs[0],)), 1)
+
+
 PASSES = (Dce(), PageKv(), SelectRows())
 
 
@@ -64,6 +70,24 @@ def test_a_mask_one_off_is_found() -> None:
 
     with pytest.raises(CheckError, match="break_op"):
         check(BreakOp("o1", "mask", KEY < QUERY + 1), BreakOp("o1", "mask", KEY < QUERY + 2))
+
+
+def test_a_pass_that_puts_another_value_out_is_found() -> None:
+    with pytest.raises(CheckError, match="swap_output"):
+        check(SwapOutput())
+
+
+def test_a_stage_that_only_annotates_is_not_run_again() -> None:
+    graph = two_layers()
+    read = weights(graph)
+    seen: list[str] = []
+
+    def reader(name: str) -> np.ndarray:
+        seen.append(name)
+        return read[name]
+
+    run_pipeline(graph, (BreakOp("o1", "group", 3), Dce()), Checker(reader, random_batch(VOCAB, 40)).on_stage)
+    assert sorted(seen) == sorted(read)
 
 
 def test_relative_error_sees_nan_and_infinity() -> None:
