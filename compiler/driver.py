@@ -20,9 +20,9 @@ from compiler.pipeline import Stage, pipeline, run_pipeline
 from compiler.progress import Progress
 from compiler.weights import WeightError, read_as
 from ir.dims import evaluate, product
-from ir.graph import Graph
+from ir.graph import Graph, tensor_of
 from ir.text import print_graph
-from ir.types import DType, Tensor
+from ir.types import DType
 from passes.base import PassError
 
 TARGETS = ("cpu",)
@@ -98,7 +98,7 @@ class Compile:
 
     def _announce(self, imported: Imported) -> None:
         """Say what is about to be built, and refuse early where the disk has no room for it."""
-        num_weights = sum(_num_elements(w.type) for w in imported.graph.weights)
+        num_weights = sum(evaluate(product(tensor_of(w).shape), {}) for w in imported.graph.weights)
         num_bytes = num_weights * DType(self.dtype).size_bytes
         self.progress.note(
             f"{imported.info.name}: {num_weights / 1e6:,.1f} M weights, {num_bytes / 1e6:,.0f} MB at "
@@ -199,8 +199,3 @@ def weight_reader(imported: Imported) -> Callable[[str], Any]:
     """Finds a weight's array by name, in the element type that the graph gives it."""
     weights = {weight.name: weight for weight in imported.graph.weights}
     return lambda name: read_as(imported.weights, weights[name])
-
-
-def _num_elements(type: Any) -> int:
-    assert isinstance(type, Tensor)
-    return evaluate(product(type.shape), {})

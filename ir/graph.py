@@ -10,8 +10,8 @@ from typing import Any, cast
 import sympy
 from sympy.logic.boolalg import BooleanAtom
 
-from ir.dims import Bounds, Dim, normalize
-from ir.types import Type
+from ir.dims import Bounds, Dim, free_names, normalize
+from ir.types import Tensor, Type
 
 Attr = Any  # bool | int | float | str | sympy expression | tuple of these
 Attrs = Mapping[str, Attr]
@@ -49,6 +49,12 @@ class Scalar:
 
 
 Arg = Value | Weight | Scalar | None  # None: an optional operand that is absent; text: `_`
+
+
+def tensor_of(arg: Arg) -> Tensor:
+    """The type of an operand or result that is known to be a tensor."""
+    assert isinstance(arg, Value | Weight) and isinstance(arg.type, Tensor), f"{arg} is not a tensor"
+    return arg.type
 
 
 @dataclass(frozen=True)
@@ -144,6 +150,16 @@ class Graph:
             for value in dict.fromkeys(op.values):
                 table.setdefault(value.name, []).append(op)
         return table
+
+    def constants(self) -> frozenset[str]:
+        """Names of values that depend on weights and literals alone: computed when weights are packed."""
+        found: set[str] = set()
+        for op in self.ops:
+            shapes = (o.type.shape for o in op.outs if isinstance(o.type, Tensor))
+            sized = any(free_names(a) for a in (*(d for shape in shapes for d in shape), *op.attrs.values()))
+            if not sized and all(v.name in found for v in op.values):
+                found.update(o.name for o in op.outs)
+        return frozenset(found)
 
     def input(self, name: str) -> Value:
         for value in self.inputs:

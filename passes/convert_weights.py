@@ -15,7 +15,6 @@ from ir.types import DType, Type
 from passes.base import Pass, Result
 from passes.match import dtype as dtype_of
 from passes.match import tensor
-from passes.places import constants
 
 _MATRIX_OPS = ("linear", "embed")  # their operand 1 is the matrix
 _NARROW = (DType.F16, DType.BF16)
@@ -45,7 +44,7 @@ class _Converter:
 
     def __init__(self, graph: Graph, matrix: DType) -> None:
         self.graph, self.matrix = graph, matrix
-        self.constants = constants(graph)
+        self.constants = graph.constants()
         self.build = GraphBuilder(graph.name, graph.dims, graph.inputs)
         self.now: dict[str, Arg] = {}
         self.casts: dict[tuple[Arg, DType], Value] = {}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ir.graph import Arg, Graph, Op, Scalar, Value
+from ir.graph import Arg, Graph, Op, Scalar, Value, tensor_of
 from ir.ops import OPS, RefCall
 from ir.rewrite import Miss, Replacement, Rule, View, keep_output_names, rewrite
 from ir.types import DType
@@ -37,8 +37,7 @@ def _known(arg: Arg, view: View) -> bool | int | float | None:
 
 
 def _full(view: View, like: Value, value: Any) -> Value:
-    found = tensor(like)
-    assert found is not None
+    found = tensor_of(like)
     return view.op("full", shape=found.shape, value=value, dtype=str(found.dtype))
 
 
@@ -59,8 +58,7 @@ def _fold_pointwise(op: Op, view: View) -> Replacement | Miss:
 
 
 def _python(array: Any, out: Value) -> bool | int | float:
-    found = tensor(out)
-    kind = found.dtype if found is not None else DType.F32
+    kind = tensor_of(out).dtype
     value = np.asarray(array).reshape(())
     if kind is DType.BOOL:
         return bool(value)

@@ -1,10 +1,8 @@
-"""Put pointwise ops that run over the same elements into groups; a group becomes one loop that reads and
-writes once.
+"""Put pointwise ops over the same elements into groups; a group becomes one loop that reads and writes once.
 
-A group must be convex in the dependency graph: no path may leave it and come back, or the loop could not
-run in one
-piece. Ops are then ordered so that each group's stand together; every op of a group carries its number as
-`group`.
+A group must be convex in the dependency graph: no path may leave it and come back, or the loop could not run
+in one piece. Ops are then ordered so that each group's stand together; every op of a group carries its
+number as `group`.
 """
 
 from __future__ import annotations
@@ -15,13 +13,12 @@ from typing import Any, cast
 
 import networkx as nx
 
-from ir.dims import Dim
-from ir.graph import Graph, Op
+from ir.graph import Graph, Op, tensor_of
 from ir.ops import OPS
 from ir.rewrite import Miss
-from ir.types import KV, Tensor
+from ir.types import KV
 from passes.base import Pass, Result
-from passes.places import constants, is_view, places
+from passes.places import is_view, places
 
 Dag = Any  # networkx.DiGraph over op indices
 
@@ -41,12 +38,12 @@ class GroupPointwise(Pass):
 
     def _assign(self, graph: Graph, dag: Dag) -> tuple[dict[int, int], list[Miss]]:
         """Each pointwise op joins the group of the latest operand it can join, else starts its own."""
-        found, fixed = places(graph), constants(graph)
+        found, constants = places(graph), graph.constants()
         group_of: dict[int, int] = {}
         members: dict[int, list[int]] = {}
         misses: list[Miss] = []
         for index, op in enumerate(graph.ops):
-            if not groupable(op, fixed) or is_view(op, found):
+            if not groupable(op, constants) or is_view(op, found):
                 continue
             candidates = sorted({group_of[p] for p in dag.predecessors(index) if p in group_of}, reverse=True)
             joined = next((g for g in candidates if self._fits(graph, dag, members[g], index)), None)
@@ -61,25 +58,19 @@ class GroupPointwise(Pass):
 
     def _fits(self, graph: Graph, dag: Dag, members: Sequence[int], index: int) -> bool:
         op, first = graph.ops[index], graph.ops[members[0]]
-        if len(members) >= self.most or _shape(op) != _shape(first):
+        if len(members) >= self.most or tensor_of(op.out).shape != tensor_of(first.out).shape:
             return False
         return is_convex(dag, {*members, index})
 
 
-def groupable(op: Op, fixed: Iterable[str]) -> bool:
+def groupable(op: Op, constants: Iterable[str]) -> bool:
     """Whether an op can be printed as part of a loop: pointwise (or a broadcast), and not a constant."""
-    return (OPS[op.kind].pointwise or op.kind == "expand") and op.out.name not in fixed
-
-
-def _shape(op: Op) -> tuple[Dim, ...]:
-    assert isinstance(op.out.type, Tensor)
-    return op.out.type.shape
+    return (OPS[op.kind].pointwise or op.kind == "expand") and op.out.name not in constants
 
 
 def dependencies(graph: Graph) -> Dag:
-    """An edge from each op to those that must run after it: readers of its results, and the next write of
-    KV state that
-    it reads."""
+    """An edge from each op to those that must run after it: readers of its results, and the next write of KV
+    state that it reads."""
     dag = cast(Dag, nx.DiGraph())
     dag.add_nodes_from(range(len(graph.ops)))
     maker = {out.name: i for i, op in enumerate(graph.ops) for out in op.outs}

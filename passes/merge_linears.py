@@ -17,7 +17,6 @@ from ir.rewrite import Miss, count_uses
 from passes.base import Pass, Result
 from passes.fuse_epilogue import ACTIVATION_KINDS
 from passes.match import attribute, dtype, last_axis, operand, shape
-from passes.places import constants
 
 Group = tuple[Op, ...]
 
@@ -34,9 +33,9 @@ class MergeLinears(Pass):
 
 def _groups(graph: Graph, misses: list[Miss]) -> list[Group]:
     users = graph.users()
-    fixed = constants(graph)
+    constants = graph.constants()
     found: list[Group] = []
-    for candidates in _by_input(graph, fixed).values():
+    for candidates in _by_input(graph, constants).values():
         pairs = _gated_pairs(candidates, graph, users)
         paired = {op.out.name for pair in pairs for op in pair}
         rest = [op for op in candidates if op.out.name not in paired and _is_free(op, users, misses)]
@@ -44,14 +43,14 @@ def _groups(graph: Graph, misses: list[Miss]) -> list[Group]:
     return found
 
 
-def _by_input(graph: Graph, fixed: frozenset[str]) -> dict[Any, list[Op]]:
+def _by_input(graph: Graph, constants: frozenset[str]) -> dict[Any, list[Op]]:
     """Plain linears with constant operands, by what they read and the element types of their weights."""
     found: dict[Any, list[Op]] = {}
     for op in graph.ops:
         if op.kind != "linear" or operand(op, 3) is not None or attribute(op, "gated"):
             continue
         weights = [a for a in op.args[1:] if isinstance(a, Value)]
-        if attribute(op, "activation") != "none" or any(w.name not in fixed for w in weights):
+        if attribute(op, "activation") != "none" or any(w.name not in constants for w in weights):
             continue
         found.setdefault((op.args[0], dtype(op.args[1])), []).append(op)
     return found

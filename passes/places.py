@@ -1,4 +1,4 @@
-"""Where each value of a paged graph lies in memory: which values are constants, which are views of others.
+"""Where each value of a paged graph lies in memory: which values are views of others.
 
 A value [A, ...] is A rows, `ld` elements apart, each of contiguous elements; a view shares its root's memory.
 """
@@ -11,8 +11,8 @@ from typing import Any
 
 import sympy
 
-from ir.dims import Dim, free_names, normalize, product
-from ir.graph import Graph, Op, Value
+from ir.dims import Dim, normalize, product
+from ir.graph import Graph, Op, Value, tensor_of
 from ir.types import Tensor
 from passes.match import attribute
 
@@ -26,22 +26,6 @@ class Place:
     ld: Dim
 
 
-def constants(graph: Graph) -> frozenset[str]:
-    """Names of values that depend on weights and literals alone: computed when weights are packed."""
-    found: set[str] = set()
-    for op in graph.ops:
-        sized = any(free_names(d) for o in op.outs if isinstance(o.type, Tensor) for d in o.type.shape)
-        symbolic = any(free_names(a) for a in op.attrs.values())
-        if not sized and not symbolic and all(v.name in found for v in op.values):
-            found.update(o.name for o in op.outs)
-    return frozenset(found)
-
-
-def tensor(value: Value) -> Tensor:
-    assert isinstance(value.type, Tensor), f"%{value.name} is not a tensor"
-    return value.type
-
-
 def row_size(type_: Tensor) -> Dim:
     """Elements of one row: all axes but the first."""
     return product(type_.shape[1:])
@@ -49,11 +33,11 @@ def row_size(type_: Tensor) -> Dim:
 
 def places(graph: Graph) -> dict[str, Place]:
     """The place of every tensor that is not a constant."""
-    fixed = constants(graph)
+    constants = graph.constants()
     found = {v.name: _own(v) for v in graph.inputs if isinstance(v.type, Tensor)}
     for op in graph.ops:
         for index, out in enumerate(op.outs):
-            if isinstance(out.type, Tensor) and out.name not in fixed:
+            if isinstance(out.type, Tensor) and out.name not in constants:
                 found[out.name] = _view(op, index, found) or _own(out)
     return found
 
@@ -64,18 +48,18 @@ def is_view(op: Op, found: Mapping[str, Place]) -> bool:
 
 
 def _own(value: Value) -> Place:
-    return Place(value.name, 0, row_size(tensor(value)))
+    return Place(value.name, 0, row_size(tensor_of(value)))
 
 
 def _view(op: Op, index: int, found: Mapping[str, Place]) -> Place | None:
     source = op.args[0] if op.args else None
     if op.kind not in _VIEWS or not isinstance(source, Value) or source.name not in found:
         return None
-    return _VIEWS[op.kind](op, index, tensor(source), found[source.name])
+    return _VIEWS[op.kind](op, index, tensor_of(source), found[source.name])
 
 
 def _reshape(op: Op, index: int, x: Tensor, place: Place) -> Place | None:
-    out = tensor(op.outs[index])
+    out = tensor_of(op.outs[index])
     if x.rank and out.rank and x.shape[0] == out.shape[0]:
         return place
     contiguous = not x.rank or place.ld == row_size(x)
@@ -83,7 +67,7 @@ def _reshape(op: Op, index: int, x: Tensor, place: Place) -> Place | None:
 
 
 def _expand(op: Op, index: int, x: Tensor, place: Place) -> Place | None:
-    return place if x.shape == tensor(op.outs[index]).shape else None
+    return place if x.shape == tensor_of(op.outs[index]).shape else None
 
 
 def _slice(op: Op, index: int, x: Tensor, place: Place) -> Place | None:

@@ -14,10 +14,9 @@ from typing import Any, cast
 import sympy
 
 from ir.dims import Dim, free_names, normalize, product, symbol
-from ir.graph import Graph, Op, Value
+from ir.graph import Graph, Op, Value, tensor_of
 from ir.types import Tensor
 from passes.base import Pass, Result
-from passes.places import tensor
 from passes.schedule import Kernel, Schedule
 
 SIZES = ("T", "R", "Q")
@@ -80,9 +79,9 @@ def scratch_name(op: Op) -> str:
 def scratch_bytes(op: Op) -> Dim:
     """Bytes of scratch space that an op's kernel needs."""
     if op.kind == "linear":
-        return normalize(sympy.Integer(4) * product(tensor(cast(Value, op.args[0])).shape))
+        return normalize(sympy.Integer(4) * product(tensor_of(op.args[0]).shape))
     if op.kind == "paged_attention":
-        heads, size = tensor(op.out).shape[1:]
+        heads, size = tensor_of(op.out).shape[1:]
         return 4 * PARTIALS * int(heads) * (-(-int(size) // 16) * 16 + 2)
     return 0
 

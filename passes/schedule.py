@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ir.graph import Graph, Op
-from passes.places import Place, constants, is_view, places
+from passes.places import Place, is_view, places
 
 
 @dataclass(frozen=True)
@@ -24,28 +24,29 @@ class Kernel:
 class Schedule:
     """An analysis of one graph.
 
+    constants: values that are packed with the weights.
     given: values whose memory is the caller's: the inputs and, if a kernel can write them there, the logits.
     logits: the value written straight to the caller's logits, or None.
     """
 
     graph: Graph
     places: Mapping[str, Place]
-    fixed: frozenset[str]
+    constants: frozenset[str]
     kernels: tuple[Kernel, ...]
     given: frozenset[str]
     logits: str | None
 
     @staticmethod
     def of(graph: Graph) -> Schedule:
-        fixed, found = constants(graph), places(graph)
-        groups = _groups(graph, fixed, found)
+        constants, found = graph.constants(), places(graph)
+        groups = _groups(graph, constants, found)
         readers = _readers(graph)
         kernels = tuple(Kernel(tuple(ops), _inside(ops, readers)) for ops in groups)
         logits = _logits(graph, found)
         given = {v.name for v in graph.inputs}
         if logits is not None:
             given.add(logits)
-        return Schedule(graph, found, fixed, kernels, frozenset(given), logits)
+        return Schedule(graph, found, constants, kernels, frozenset(given), logits)
 
     def root(self, name: str) -> str | None:
         """The value in whose memory a value lies; None for constants and KV state."""
@@ -53,11 +54,11 @@ class Schedule:
         return None if place is None else place.root
 
 
-def _groups(graph: Graph, fixed: frozenset[str], found: Mapping[str, Place]) -> list[list[Op]]:
+def _groups(graph: Graph, constants: frozenset[str], found: Mapping[str, Place]) -> list[list[Op]]:
     """Groups as one, views and constants left out."""
     made: list[list[Op]] = []
     for op in graph.ops:
-        if all(o.name in fixed for o in op.outs) or is_view(op, found):
+        if all(o.name in constants for o in op.outs) or is_view(op, found):
             continue
         group = op.attr("group")
         if made and group is not None and made[-1][-1].attr("group") == group:

@@ -10,8 +10,8 @@ from codegen.cpp.masks import mask_struct
 from codegen.cpp.spelling import CTYPES, identifier, size
 from codegen.cpp.weights import WeightTable
 from ir.dims import Dim, product
-from ir.graph import Arg, Graph, Op, Scalar, Value, Weight
-from ir.types import KV, DType, Tensor
+from ir.graph import Arg, Graph, Op, Scalar, Value, Weight, tensor_of
+from ir.types import KV, DType
 from passes.places import Place
 from passes.schedule import Schedule
 
@@ -46,7 +46,7 @@ class Context:
         return self.schedule.places
 
     def is_constant(self, arg: Arg) -> bool:
-        return isinstance(arg, Weight) or (isinstance(arg, Value) and arg.name in self.schedule.fixed)
+        return isinstance(arg, Weight) or (isinstance(arg, Value) and arg.name in self.schedule.constants)
 
     def weight(self, arg: Value | Weight, layout: str = "plain") -> str:
         """Pointer to a packed array."""
@@ -91,17 +91,12 @@ class Context:
         return self.structs[text]
 
 
-def type_of(arg: Arg) -> Tensor:
-    assert isinstance(arg, Value | Weight) and isinstance(arg.type, Tensor)
-    return arg.type
-
-
 def shape_of(arg: Arg) -> tuple[Dim, ...]:
-    return type_of(arg).shape
+    return tensor_of(arg).shape
 
 
 def dtype_of(arg: Arg) -> DType:
-    return type_of(arg).dtype
+    return tensor_of(arg).dtype
 
 
 def refuse(op: Op, reason: str) -> CodegenError:

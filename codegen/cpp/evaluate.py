@@ -10,9 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ir.graph import Arg, Graph, Op, Scalar, Value, Weight
+from ir.graph import Arg, Graph, Op, Scalar, Value, Weight, tensor_of
 from ir.ops import OPS, RefCall
-from ir.types import DType, Tensor
 from passes.match import attribute
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -37,7 +36,7 @@ class Evaluator:
     def rows(self, arg: Arg, lo: int, hi: int) -> Array:
         """Rows lo..hi of the first axis, in the element type that the graph gives the operand."""
         if isinstance(arg, Weight):
-            return self._reader.rows(arg.name, lo, hi).astype(_dtype(arg).numpy, copy=False)
+            return self._reader.rows(arg.name, lo, hi).astype(tensor_of(arg).dtype.numpy, copy=False)
         assert isinstance(arg, Value)
         op = self._makers[arg.name]
         rule = _ROW_RULES.get(op.kind)
@@ -48,7 +47,7 @@ class Evaluator:
 
     def whole(self, arg: Weight | Value) -> Array:
         if isinstance(arg, Weight):
-            return self._reader.read(arg.name).astype(_dtype(arg).numpy, copy=False)
+            return self._reader.read(arg.name).astype(tensor_of(arg).dtype.numpy, copy=False)
         if self._last is not None and self._last[0] == arg.name:
             return self._last[1]
         self._last = None
@@ -65,18 +64,12 @@ def apply(op: Op, args: list[Any], attrs: Mapping[str, Any]) -> list[Array]:
     return list(OPS[op.kind].reference(RefCall(op.kind, tuple(args), full, np.float32)))
 
 
-def _dtype(arg: Weight | Value) -> DType:
-    assert isinstance(arg.type, Tensor)
-    return arg.type.dtype
-
-
 def _plain(arg: Arg) -> Any:
     return arg.value if isinstance(arg, Scalar) else None
 
 
 def _shape(arg: Arg) -> tuple[int, ...]:
-    assert isinstance(arg, Weight | Value) and isinstance(arg.type, Tensor)
-    return tuple(int(d) for d in arg.type.shape)
+    return tuple(int(d) for d in tensor_of(arg).shape)
 
 
 def _pointwise_rows(ev: Evaluator, op: Op, index: int, lo: int, hi: int) -> Array | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import cast
 
-from codegen.cpp.context import STEP_INPUTS, CodegenError, Context, refuse, shape_of, type_of
+from codegen.cpp.context import STEP_INPUTS, CodegenError, Context, refuse, shape_of
 from codegen.cpp.kernels import KERNELS
 from codegen.cpp.kv_block import block_bytes
 from codegen.cpp.pointwise import Group, Operand, operand_strides, print_group
 from codegen.cpp.spelling import CTYPES, comment, key, size
-from ir.graph import Graph, Op, Value, Weight
+from ir.graph import Graph, Op, Value, Weight, tensor_of
 from ir.text import print_op
 from ir.types import KV, Tensor
 from passes.group_pointwise import groupable
@@ -148,7 +148,7 @@ def _declare(ctx: Context, kernel: Kernel, declared: set[str]) -> list[str]:
             if not owns or out.name in kernel.inside or out.name in declared:
                 continue
             declared.add(out.name)
-            kind = CTYPES[type_of(out).dtype]
+            kind = CTYPES[tensor_of(out).dtype]
             source = "s.logits" if out.name == ctx.schedule.logits else f"({kind}*)b{at[index]}"
             lines.append(f"  {kind}* {ctx.identifiers[out.name]} = {source};")
         if scratch_bytes(op) != 0:
@@ -177,7 +177,7 @@ def _touches(ctx: Context, kernel: Kernel) -> tuple[set[str], set[str]]:
 def _kernel(ctx: Context, kernel: Kernel) -> list[str]:
     op = kernel.ops[0]
     try:
-        if groupable(op, ctx.schedule.fixed):
+        if groupable(op, ctx.schedule.constants):
             return _pointwise(ctx, kernel)
         if op.kind not in KERNELS:
             raise refuse(op, "the target has none for this kind")
@@ -204,7 +204,7 @@ def _pointwise(ctx: Context, kernel: Kernel) -> list[str]:
 
 
 def _operand(ctx: Context, arg: Value | Weight, shape: tuple[object, ...]) -> Operand:
-    type_ = type_of(arg)
+    type_ = tensor_of(arg)
     pointer = ctx.pointer(arg)
     if ctx.is_constant(arg):
         _, packed = ctx.weights.use(arg, "plain")

@@ -10,11 +10,11 @@ import textwrap
 from collections.abc import Callable
 from typing import Any, cast
 
-from codegen.cpp.context import Context, dtype_of, refuse, shape_of, type_of
+from codegen.cpp.context import Context, dtype_of, refuse, shape_of
 from codegen.cpp.kv_block import block_bytes, keys_in_lanes, stream_offsets
 from codegen.cpp.spelling import CTYPES, literal, size
 from ir.dims import Dim, product
-from ir.graph import Op, Value, Weight
+from ir.graph import Op, Value, Weight, tensor_of
 from ir.types import KV, DType, Tensor
 from passes.match import attribute, operand
 
@@ -290,7 +290,7 @@ def reshape(ctx: Context, op: Op) -> list[str]:
 def reduction(ctx: Context, op: Op) -> list[str]:
     _needs(op, DType.F32)
     x, axes = cast(Value, op.args[0]), sorted(op.attr("axes"))
-    rank = type_of(x).rank
+    rank = tensor_of(x).rank
     if axes != list(range(rank - len(axes), rank)) or len(axes) in (0, rank):
         raise refuse(
             op, f"it reduces axes {axes} of {list(shape_of(x))}; there is a kernel for the last ones"
@@ -305,7 +305,7 @@ def reduction(ctx: Context, op: Op) -> list[str]:
 
 def along_last(ctx: Context, op: Op) -> list[str]:
     x = cast(Value, op.args[0])
-    if op.attr("axis") != type_of(x).rank - 1 or (op.kind == "softmax" and dtype_of(x) is not DType.F32):
+    if op.attr("axis") != tensor_of(x).rank - 1 or (op.kind == "softmax" and dtype_of(x) is not DType.F32):
         raise refuse(op, "there is a kernel for the last axis of f32 values")
     return [call(f"{op.kind}_rows", ctx.pointer(x), _inner(ctx, x), ctx.pointer(op.out))]
 

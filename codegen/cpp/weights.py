@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from codegen.cpp.spelling import key
-from ir.graph import Value, Weight
-from ir.types import DType, Tensor
+from ir.graph import Value, Weight, tensor_of
+from ir.types import DType
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class WeightTable:
 
 
 def _packed(arg: Weight | Value, layout: str) -> PackedWeight:
-    assert isinstance(arg.type, Tensor)
-    shape = tuple(int(d) for d in arg.type.shape)
+    found = tensor_of(arg)
+    shape = tuple(int(d) for d in found.shape)
     name = f"{arg.name if isinstance(arg, Weight) else key(arg)}.{layout}"
-    return PackedWeight(name, arg, layout, packed_dtype(arg.type.dtype, layout), shape)
+    return PackedWeight(name, arg, layout, packed_dtype(found.dtype, layout), shape)

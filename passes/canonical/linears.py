@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ir.graph import Op, Value
+from ir.graph import Op
 from ir.rewrite import Miss, Replacement, Rule, View
-from passes.match import attribute, is_constant, operand, orders, shape, tensor, without_leading_ones
+from passes.match import attribute, is_constant, operand, orders, shape, without_leading_ones
 
 
 def _matmul_with_weight(op: Op, view: View) -> Replacement | Miss:
@@ -51,9 +51,7 @@ def _reshaped(op: Op, view: View) -> Replacement | Miss:
     if view.num_uses(linear.out) != 1:
         return Miss("unflatten linear", op, "the linear's result is used elsewhere too")
     x = linear.args[0]
-    found = tensor(x)
-    assert found is not None and isinstance(x, Value)
-    rows = view.op("reshape", x, shape=(*out[:-1], found.shape[-1]))
+    rows = view.op("reshape", x, shape=(*out[:-1], shape(x)[-1]))
     return view.op("linear", rows, *linear.args[1:], **linear.attrs)
 
 

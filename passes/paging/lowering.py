@@ -7,8 +7,7 @@ from typing import Any, NoReturn
 
 from ir.build import GraphBuilder
 from ir.dims import Dim
-from ir.graph import Arg, Op, Scalar, Value, Weight
-from ir.types import Tensor
+from ir.graph import Arg, Op, Scalar, Value, tensor_of
 from passes.base import PassError
 from passes.paging.groups import Groups
 from passes.paging.layout import Layout, T, layout_of
@@ -115,8 +114,7 @@ class Lowering:
 
 
 def shape_of(arg: Arg) -> tuple[Dim, ...]:
-    assert isinstance(arg, Value | Weight) and isinstance(arg.type, Tensor)
-    return arg.type.shape
+    return tensor_of(arg).shape
 
 
 def _without_ones(sizes: list[Dim]) -> tuple[Dim, ...]:
