@@ -31,8 +31,7 @@ class Pass(ABC):
 
     @property
     def tolerance(self) -> float:
-        """The error that the pass may add by design, as a share of a value's RMS: 0 where it only
-        reassociates."""
+        """The error that the pass adds by design, as a share of a value's RMS; 0 if it only reassociates."""
         return 0.0
 
     @abstractmethod

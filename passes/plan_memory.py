@@ -1,8 +1,8 @@
 """Lay values out in as few and as small buffers as their lifetimes allow, with sizes symbolic in T, R and Q.
 
 Each op's `at` holds the buffer of each result (-1: none: a constant, KV state, the logits, or a value that
-stays inside
-a pointwise group), then that of its scratch space if it needs one. `Graph.arena` holds the buffers' bytes.
+stays inside a pointwise group), then that of its scratch space if it needs one. `Graph.arena` holds the
+buffers' bytes.
 """
 
 from __future__ import annotations

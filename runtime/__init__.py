@@ -1,8 +1,7 @@
-"""Run an engine artifact: `runtime.generate(path, "Once upon a time")`, or `runtime.load(path)` and submit to
-it.
+"""Run an engine artifact: `runtime.generate(path, "Once upon a time")`, or `runtime.load(path).submit(...)`.
 
-Imports numpy alone at first, tokenizers and jinja2 when an artifact needs them; never torch, transformers or
-sympy.
+Imports numpy alone at first, tokenizers and jinja2 when an artifact needs them; never torch, transformers
+or sympy.
 """
 
 from runtime.artifact import Artifact

@@ -1,5 +1,4 @@
-"""Blocks of one KV group: which are free, who holds them, and which full ones can be found again by their
-tokens.
+"""Blocks of one KV group: which are free, who holds them, which full ones their tokens find again.
 
 Pure bookkeeping; the bytes belong to the executor. A block is *held* (reference count above 0) or free. A
 free block that was sealed, that is full and hashed, keeps its hash until it is handed out again, least
@@ -18,8 +17,7 @@ import numpy as np
 
 
 def chain_hash(parent: bytes, tokens: bytes) -> bytes:
-    """Hash of a full block: of all tokens up to its end, through its parent's hash. The first parent is the
-    salt."""
+    """Hash of a full block: of all tokens up to its end, through its parent's (at first, a salt)."""
     return hashlib.blake2b(tokens, digest_size=16, key=parent).digest()
 
 
@@ -53,8 +51,7 @@ class BlockPool:
         return len(self._idle)
 
     def allocate(self) -> int:
-        """A block nobody holds, now held once. Its content is stale. IndexError-free use: look at num_free
-        first."""
+        """A block nobody holds, now held once. Its content is stale. Look at num_free first."""
         if self._empty:
             block = self._empty.pop()
         else:

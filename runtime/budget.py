@@ -1,5 +1,4 @@
-"""How many blocks each KV group gets: from a count, from bytes, or from a share of the machine's free
-memory."""
+"""How many blocks each KV group gets: from a count, from bytes, or from a share of the free memory."""
 
 from __future__ import annotations
 

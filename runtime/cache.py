@@ -26,8 +26,7 @@ class Group:
         return 0 if self.window is None else max(0, (computed - self.window + 1) // block)
 
     def most_blocks(self, tokens: int, step_tokens: int, block: int) -> int:
-        """The most blocks that a request of `tokens` tokens holds at once, in steps of at most
-        `step_tokens`."""
+        """The most blocks that a request of `tokens` holds at once, in steps of at most `step_tokens`."""
         need = -(-tokens // block)
         if self.window is None:
             return need
@@ -50,8 +49,7 @@ class Cache:
         return all(g.most_blocks(tokens, step_tokens, self.block) <= g.num_blocks for g in self.groups)
 
     def admit(self, seq: Sequence, step_tokens: int, spare: int = 0) -> bool:
-        """Start a request from its longest prefix hit, if all its known tokens fit with `spare` blocks to
-        go."""
+        """Start a request from its longest prefix hit, if its known tokens fit with `spare` blocks to go."""
         chain = self._hit(seq)
         seq.tables = [
             self._open(group, pool, chain) for group, pool in zip(self.groups, self.pools, strict=True)
@@ -76,8 +74,10 @@ class Cache:
         return True
 
     def advance(self, seq: Sequence, computed: int) -> None:
-        """Record that tokens up to `computed` are in the cache: seal the blocks that filled, drop those out
-        of view."""
+        """Record that tokens up to `computed` are in the cache.
+
+        Blocks that filled are sealed; those that a window has left behind are given back.
+        """
         full_before, full_now = seq.computed // self.block, computed // self.block
         seq.computed = computed
         if self.prefix_cache and full_now > full_before:
@@ -93,9 +93,10 @@ class Cache:
                 table.first += 1
 
     def fork(self, parent: Sequence, child: Sequence) -> list[tuple[int, int, int]] | None:
-        """Give the child the parent's blocks for all the child's tokens but the last: whole blocks are
-        shared, the rest is to be copied: (group, from, to). None, and nothing is changed, if there is no
-        block for the copy.
+        """Give the child the parent's blocks for all the child's tokens but the last.
+
+        Whole blocks are shared; the rest is to be copied: (group, from, to). None, and nothing is changed, if
+        there is no block for the copy.
         """
         computed = child.num_tokens - 1
         shared, rest = divmod(computed, self.block)
@@ -119,8 +120,7 @@ class Cache:
         return copies
 
     def free(self, seq: Sequence) -> None:
-        """Give everything back; the tail first, so that it is evicted before the head that more requests
-        share."""
+        """Give everything back, the tail first: it is evicted before the head, which more requests share."""
         for table, pool in zip(seq.tables, self.pools, strict=True):
             for block in reversed(table.live()):
                 pool.release(block)
@@ -133,8 +133,7 @@ class Cache:
             pool.check(t[index] for t in tables)
 
     def _chain(self, seq: Sequence, length: int) -> list[Sealed]:
-        """Contents of the sequence's first `length` full blocks; kept on the sequence, whose known tokens
-        never change."""
+        """Contents of the first `length` full blocks; kept, because known tokens never change."""
         chain = seq.chain
         while len(chain) < length:
             parent, at = chain[-1].hash if chain else self._salt, len(chain) * self.block

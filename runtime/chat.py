@@ -1,5 +1,7 @@
-"""Chat templates: messages to prompt text. Templates come with checkpoints and are untrusted: they run in
-jinja2's immutable sandbox, and see the messages and the special tokens alone.
+"""Chat templates: messages to prompt text.
+
+Templates come with checkpoints and are untrusted: they run in jinja2's immutable sandbox, and see the
+messages and the special tokens alone.
 """
 
 from __future__ import annotations

@@ -50,9 +50,10 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One step of one sample's output. text: what became certain with this token; the texts of all events of
-    a sample make up its completion's text. The last event has a finish_reason; its token_id is None if no
-    token came with it.
+    """One step of one sample's output.
+
+    text: what became certain with this token; the texts of all events of a sample make up its completion's
+    text. The last event has a finish_reason; its token_id is None if no token came with it.
     """
 
     prompt_index: int

@@ -1,5 +1,7 @@
-"""The engine without its thread: add a request, step until idle. One step is schedule, pack, forward, sample,
-advance."""
+"""The engine without its thread: add a request, step until idle.
+
+One step is schedule, pack, forward, sample, advance.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,7 @@ class Results:
 
 
 class Core:
-    """Used by one thread. Errors of one request end that request alone; a failed forward ends those of its
-    step."""
+    """Used by one thread. An error of one request ends it alone; a failed forward ends those of its step."""
 
     def __init__(self, executor: Executor, scheduler: Scheduler, buffers: StepBuffers) -> None:
         self.executor, self.scheduler, self._buffers = executor, scheduler, buffers
@@ -171,8 +172,7 @@ class Core:
         self, seq: Sequence, reason: FinishReason, token_id: int | None = None, text: str = "",
         logprob: TokenLogprob | None = None, *, cut: bool = False,
     ) -> None:
-        """Give its blocks back and its completion out. cut: a stop text ended the text, so nothing is left of
-        it."""
+        """Give its blocks back and its completion out. cut: a stop text ended the text: no rest is left."""
         request = seq.request
         self.scheduler.remove(seq)
         if not cut:

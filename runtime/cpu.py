@@ -66,8 +66,7 @@ _FUNCTIONS = {  # name: (result, arguments)
 
 @dataclass(frozen=True)
 class Plan:
-    """plan.json: bytes of the arena per token, row and request of a step, each rounded up to 16, and
-    fixed."""
+    """plan.json: bytes of the arena per token, row and request of a step (rounded up to 16), and fixed."""
 
     per_token: int
     per_row: int
@@ -94,8 +93,7 @@ class Plan:
 
 
 def anonymous(size: int, what: str) -> np.ndarray:
-    """`size` zero bytes, page-aligned, private to this process and taken from the machine only when
-    touched."""
+    """`size` zero bytes, page-aligned and private, taken from the machine only when touched."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     try:
         return np.frombuffer(mmap.mmap(-1, max(size, 1), flags=flags), np.uint8)

@@ -1,5 +1,4 @@
-"""Text from a stream of tokens: never half a character, and in the end what decoding all tokens at once
-gives."""
+"""Text from a stream of tokens: never half a character, and in all what decoding them at once gives."""
 
 from __future__ import annotations
 
@@ -52,16 +51,16 @@ class Detokenizer:
 
 
 class StopMatcher:
-    """Finds stop texts in streamed text, across token boundaries. What might still become one is held
-    back."""
+    """Finds stop texts in streamed text, across tokens. What might still become one is held back."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """The text that is certain now, and whether a stop text was met. The one that is complete first
-        counts (of several, the longest), and the text ends before it.
+        """The text that is certain now, and whether a stop text was met.
+
+        The one that is complete first counts (of several, the longest), and the text ends before it.
         """
         if not self._stops:
             return text, False

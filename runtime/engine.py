@@ -105,6 +105,7 @@ class Engine:
         self._open: set[Request] = set()
         self._number = 0
         self._closing: Exception | None = None
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
         self._thread.start()
 
@@ -120,7 +121,11 @@ class Engine:
         return ids
 
     def enqueue(self, ids: np.ndarray, sampling: Sampling, prompt_index: int = 0) -> Request:
-        """Queue token ids that prepare() returned."""
+        """Queue token ids that prepare() returned. Raises EngineError in a process that was forked from the
+        engine's: its threads are not there."""
+        if self._is_foreign:
+            raise EngineError("the engine was loaded by another process", where=f"process {os.getpid()}",
+                              todo="Load the artifact after the fork")
         seed = fresh_seed() if sampling.seed is None else int(sampling.seed)
         ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos)
         with self._wake:
@@ -152,20 +157,29 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Stop after the step that runs; requests that are not finished fail. Free what was loaded."""
+        """Stop after the step that runs; requests that are not finished fail. Free what was loaded. Any thread
+        may close, and again; in a forked process there is nothing to stop."""
+        if self._is_foreign:
+            return
         with self._wake:
             self._closing = self._closing or EngineError(
                 "the engine is closed", todo="Load the artifact again"
             )
             self._wake.notify()
         self._thread.join()
-        self._executor.close()
+        with self._wake:
+            self._executor.close()
 
     def __enter__(self) -> Engine:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def _is_foreign(self) -> bool:
+        """Whether this is a fork of the process that loaded the engine. Its locks may be held for ever."""
+        return os.getpid() != self._process
 
     @property
     def _eos(self) -> frozenset[int]:
@@ -205,14 +219,15 @@ class Engine:
             )
 
     def _cancel(self, request: Request) -> None:
+        if self._is_foreign:
+            return
         with self._wake:
             if request in self._open:
                 self._calls.append((self._core.cancel, request))
                 self._wake.notify()
 
     def _run(self) -> None:
-        """The engine's thread: do what was asked for, run a step, again; sleep when there is nothing to
-        do."""
+        """The engine's thread: do what was asked for, run a step, again; sleep when idle."""
         while self._attend():
             try:
                 self._core.step()
@@ -234,7 +249,10 @@ class Engine:
             if self._closing is not None:
                 return False
         for call, request in calls:
-            call(request)
+            try:
+                call(request)
+            except Exception as error:  # of this request alone
+                self._core.fail(request, error)
         if calls:
             with self._wake:
                 self._open = {request for request in self._open if not request.done}

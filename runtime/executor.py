@@ -42,8 +42,10 @@ class Executor(Protocol):
     """Opened with the step's limits and the blocks of each group; used by one thread at a time."""
 
     def forward(self, step: Step) -> np.ndarray:
-        """Compute the step, write its keys and values into the cache, and return the rows' logits, f32 [Q,
-        V]: a view that the next step overwrites. Raises EngineError."""
+        """Compute the step, write its keys and values into the cache, and return its logits, f32 [Q, V].
+
+        They are a view that the next step overwrites. Raises EngineError.
+        """
         ...
 
     def sample(self, logits: np.ndarray, args: SampleArgs) -> Sampled: ...

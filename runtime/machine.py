@@ -1,5 +1,4 @@
-"""What this machine has: CPU features, threads this process may use, free memory. Linux's own files, no
-library."""
+"""What this machine has, from Linux's own files: CPU features, threads this process may use, free memory."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ def arch() -> str:
 
 
 def spelling(feature: str) -> str:
-    """One spelling per CPU feature: compilers and the kernel write avx512vnni, avx512_vnni, sse4.1,
-    sse4_1."""
+    """One spelling per CPU feature: some write avx512vnni and sse4.1, others avx512_vnni and sse4_1."""
     return feature.lower().replace("_", "").replace(".", "").replace("-", "")
 
 

@@ -1,5 +1,6 @@
-"""manifest.json as checked, typed values. See docs/artifact.md. The file is untrusted: every field is read by
-name, type and range, and a wrong one is refused with its place in the file.
+"""manifest.json as checked, typed values. See docs/artifact.md.
+
+The file is untrusted: every field is read by name, type and range, and a wrong one is refused with its place.
 """
 
 from __future__ import annotations
@@ -35,8 +36,7 @@ class Model:
 
 @dataclass(frozen=True)
 class KVGroup:
-    """One group of layers that share tables and a block pool. window: keys at or below q - window are never
-    read."""
+    """Layers that share tables and a block pool. window: keys at or below q - window are never read."""
 
     layers: int
     window: int | None

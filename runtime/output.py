@@ -23,8 +23,10 @@ class Output:
         return "".join(self._texts)
 
     def push(self, token_id: int, *, silent: bool) -> tuple[str, bool]:
-        """Add a token. Returns the text that is certain now, and whether a stop text was met. silent: an end
-        token, which has no text."""
+        """Add a token. Returns the text that is certain now, and whether a stop text was met.
+
+        silent: an end token, which has no text.
+        """
         self.token_ids.append(token_id)
         if silent or self._detokenizer is None:
             return "", False

@@ -1,5 +1,4 @@
-"""A submitted request, as its caller sees it: iterate over it, wait for it, await it, cancel it. From any
-thread."""
+"""A submitted request, as its caller sees it from any thread: iterate, wait, await, cancel."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ class Request:
         return self._error is not None or len(self._completions) == len(self.sequences)
 
     def cancel(self) -> None:
-        """Stop soon; samples that are not finished end with the reason "cancelled" and keep what they
-        have."""
+        """Stop soon; what is not finished ends with the reason "cancelled" and keeps what it has."""
         self._cancel(self)
 
     def results(self, timeout_s: float | None = None) -> list[Completion]:

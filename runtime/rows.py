@@ -33,8 +33,7 @@ def token_logprob(sampled: Sampled, row: int, width: int) -> TokenLogprob:
 
 
 def score_rows(executor: Executor, chunks: Seq[Chunk], logits: np.ndarray) -> list[TokenLogprob]:
-    """The log-probability of each next prompt token. logits: [Q, V], in the order of the chunks' score
-    ranges."""
+    """The log-probability of each next prompt token. logits: [Q, V], in the order of the score ranges."""
     ids = np.concatenate([c.seq.ids[c.score.start + 1 : c.score.stop + 1] for c in chunks])
     widths = [c.seq.request.sampling.prompt_logprobs or 0 for c in chunks for _ in c.score]
     logprobs = executor.logprobs(logits, ids)

@@ -1,5 +1,6 @@
-"""Sampling, the slow obvious way, in float64: the reference that compiled samplers are tested against, rule
-by rule as docs/artifact.md defines it.
+"""Sampling, the slow obvious way, in float64, rule by rule as docs/artifact.md defines it.
+
+The engine samples with compiled code; this is the reference that it is tested against.
 
 Noise comes from Philox-4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3",
 SC'11), keyed by seed and counted by (token id, position, sample index), so that a token does not depend on
@@ -16,8 +17,7 @@ _LOW, _32 = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 def philox(counter: np.ndarray, key: int) -> np.ndarray:
-    """Ten rounds of Philox-4x32. counter: [..., 4] 32-bit words; key: 64 bits, low word first. Returns u32
-    [..., 4]."""
+    """Ten rounds of Philox-4x32: u32 [..., 4]. counter: [..., 4], 32 bits each; key: 64, low word first."""
     x0, x1, x2, x3 = (np.asarray(counter)[..., i].astype(np.uint64) for i in range(4))
     k0, k1 = key & 0xFFFFFFFF, key >> 32
     for _ in range(10):

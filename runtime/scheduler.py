@@ -18,8 +18,7 @@ from runtime.sequence import Sequence
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes of one step. score_rows: rows for the prompt's own log-probabilities, beside one row per
-    request."""
+    """Sizes of one step. score_rows: rows for prompts' own log-probabilities, beside one per request."""
 
     max_step_tokens: int = 512
     max_requests: int = 64
@@ -32,8 +31,10 @@ class Limits:
 
 @dataclass(slots=True)
 class Chunk:
-    """`count` tokens of one sequence, from seq.computed on. score: the positions among them whose rows score
-    the next prompt token; sample: the last token's row is sampled.
+    """`count` tokens of one sequence, from seq.computed on.
+
+    score: the positions among them whose rows score the next prompt token. sample: the last token's row is
+    sampled.
     """
 
     seq: Sequence
@@ -61,8 +62,7 @@ class Scheduler:
 
     @property
     def stuck(self) -> bool:
-        """Whether requests wait and none runs, after a step could not be filled. Never so for requests that
-        fit."""
+        """Whether requests wait and none runs, after an empty step. Never so for requests that fit."""
         return not self.running and self.num_waiting > 0
 
     def add(self, seq: Sequence) -> None:
@@ -98,8 +98,10 @@ class Scheduler:
         return chunks
 
     def fork(self, parent: Sequence) -> list[tuple[int, int, int]]:
-        """Start the forks of a sequence whose prompt was just computed, before it advances: from its blocks
-        while there is room, else later like any request. Returns the blocks to copy, (group, from, to).
+        """Start the forks of a sequence whose prompt was just computed, before it advances.
+
+        From its blocks while there is room, else later like any request. Returns the blocks to copy, (group,
+        from, to).
         """
         copies: list[tuple[int, int, int]] = []
         for child in parent.forks:
@@ -137,8 +139,7 @@ class Scheduler:
         return Chunk(seq, count, score, seq.generates and seq.computed + count == seq.num_tokens)
 
     def _make_room(self, seq: Sequence, count: int) -> bool:
-        """Hold blocks for the next `count` tokens, preempting the youngest; False if that was `seq`
-        itself."""
+        """Hold blocks for the next `count` tokens, preempting the youngest; False if that was `seq`."""
         while not self.cache.extend(seq, seq.computed + count):
             victim = self.running[-1]
             self._preempt(victim)
@@ -154,7 +155,9 @@ class Scheduler:
 
     def _admit(self) -> Sequence | None:
         """The oldest waiting sequence, now running, if a place and blocks for all its known tokens are free.
-        One block is spared for each that runs: each may soon need one."""
+
+        One block is spared for each that runs: each may soon need one.
+        """
         while self._waiting and self._waiting[0][1].finished:
             heapq.heappop(self._waiting)
         if not self._waiting or len(self.running) >= self.limits.max_requests:

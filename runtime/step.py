@@ -15,8 +15,7 @@ from runtime.scheduler import Chunk, Limits
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Views of the packed arrays, all i32 and valid until the next step is packed. Rows that are sampled come
-    first."""
+    """Views of the packed arrays, i32, valid until the next step is packed. Sampled rows come first."""
 
     ids: np.ndarray  # [T]
     pos: np.ndarray  # [T]

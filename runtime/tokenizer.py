@@ -13,8 +13,10 @@ from runtime.errors import ArtifactError, RequestError
 
 
 class Tokenizer:
-    """tokenizer_json: the file's text. config: tokenizer_config.json. template: chat_template.jinja, if there
-    is one. bos_token_id: never doubled at the start of a prompt.
+    """Encodes prompts and decodes outputs.
+
+    tokenizer_json: the file's text. config: tokenizer_config.json. template: chat_template.jinja, if there is
+    one. bos_token_id: never doubled at the start of a prompt.
     """
 
     def __init__(
@@ -107,8 +109,7 @@ def _byte_tokens(library: Any, tokenizer_json: str) -> frozenset[int]:
 
 
 def _template(value: Any) -> str | None:
-    """chat_template of tokenizer_config.json: a text, or a list of named ones of which `default` is for
-    chat."""
+    """chat_template of tokenizer_config.json: a text, or a list of named ones (`default` is for chat)."""
     if isinstance(value, list):
         value = next(
             (t.get("template") for t in value if isinstance(t, dict) and t.get("name") == "default"), None

@@ -23,9 +23,11 @@ SHARING = ("linear", "paged_attention")  # kernels whose threads draw their work
 
 @dataclass
 class Order:
-    """Decides where threads have to meet: before a kernel that touches what an earlier one wrote, or writes
-    what it
-    read; and after two kernels with work counters, which are reused in turn."""
+    """Decides where threads have to meet.
+
+    Before a kernel that touches what an earlier one wrote, or writes what it read; and after two kernels with
+    work counters, which are reused in turn.
+    """
 
     written: set[str] = field(default_factory=set[str])
     read: set[str] = field(default_factory=set[str])

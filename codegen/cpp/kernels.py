@@ -1,7 +1,6 @@
 """The kernel table: for each op kind, how a call of its kernel is printed.
 
-A printer gives statements of `forward()`, which every thread runs; `y` is the op's result, `T` the step's
-tokens.
+A printer gives statements of `forward()`, which every thread runs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Pointwise groups printed as loops: one function per distinct group, shared by all the places where it
-occurs.
+"""Pointwise groups printed as loops: one function per distinct group, shared by all places where it occurs.
 
 A group whose values are all f32 (comparisons inside it aside) works on vectors of 16; any other is a scalar
-loop whose
-functions have the bits of the vector ones.
+loop whose functions have the bits of the vector ones.
 """
 
 from __future__ import annotations
