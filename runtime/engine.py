@@ -121,8 +121,10 @@ class Engine:
         return ids
 
     def enqueue(self, ids: np.ndarray, sampling: Sampling, prompt_index: int = 0) -> Request:
-        """Queue token ids that prepare() returned. Raises EngineError in a process that was forked from the
-        engine's: its threads are not there."""
+        """Queue token ids that prepare() returned.
+
+        Raises EngineError when closed, and in a fork of the engine's process, which lacks its threads.
+        """
         if self._is_foreign:
             raise EngineError("the engine was loaded by another process", where=f"process {os.getpid()}",
                               todo="Load the artifact after the fork")
@@ -157,8 +159,10 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Stop after the step that runs; requests that are not finished fail. Free what was loaded. Any thread
-        may close, and again; in a forked process there is nothing to stop."""
+        """Stop after the step that runs; requests that are not finished fail. Free what was loaded.
+
+        Any thread may close, and again. In a forked process there is nothing to stop.
+        """
         if self._is_foreign:
             return
         with self._wake:

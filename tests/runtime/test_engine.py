@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
+import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -299,6 +302,65 @@ def test_close_fails_what_is_open_and_refuses_more():
     with pytest.raises(EngineError, match="closed"):
         engine.submit([1])
     assert engine._executor.closed
+
+
+def test_many_threads_close():
+    engine = fake_engine()
+    inside, worst = [], []
+
+    def close() -> None:
+        inside.append(1)
+        worst.append(len(inside))
+        time.sleep(0.01)
+        inside.pop()
+
+    engine._executor.close = close
+    threads = [threading.Thread(target=engine.close) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=5)
+    assert worst == [1] * 4  # the executor is used by one thread at a time
+
+
+def test_a_fork_of_the_process_is_refused_and_can_exit():
+    with fake_engine() as engine:
+        request = engine.submit([1], Sampling(max_new_tokens=2))
+        request.result()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(5)  # instead of hanging
+            engine._wake = None  # its lock may be held for ever
+            try:
+                engine.submit([1])
+            except EngineError as error:
+                request.cancel()
+                engine.close()
+                os._exit("after the fork" not in str(error))
+            os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_an_error_while_cancelling_fails_that_request_alone():
+    class Broken:
+        def push(self, token_id: int) -> str:
+            return ""
+
+        def flush(self) -> str:
+            raise ValueError("cannot decode")
+
+    class Tokens:
+        def detokenizer(self) -> Broken:
+            return Broken()
+
+    with fake_engine(tokenizer=Tokens(), max_context=4096, kv_blocks=256) as engine:
+        request = engine.submit([1], Sampling(max_new_tokens=4000))
+        next(iter(request))
+        request.cancel()
+        with pytest.raises(ValueError, match="cannot decode"):
+            request.result(timeout_s=5)
+        engine.tokenizer = None
+        assert engine.submit([1], Sampling(max_new_tokens=2)).result(timeout_s=5).finish_reason == "length"
 
 
 def test_result_of_several_samples_is_refused():
