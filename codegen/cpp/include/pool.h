@@ -84,15 +84,17 @@ class Pool {
  public:
   static constexpr int TICKETS = 4;  // work counters in rotation; a barrier lies between two uses of one
 
+  // Throws std::system_error where the system has no more threads.
   explicit Pool(int count) : count_(count < 1 ? 1 : count) {
-    for (int id = 1; id < count_; id++) workers_.emplace_back([this, id] { work(id); });
+    try {
+      for (int id = 1; id < count_; id++) workers_.emplace_back([this, id] { work(id); });
+    } catch (...) {
+      finish();  // a running thread must not be destroyed
+      throw;
+    }
   }
 
-  ~Pool() {
-    stop_ = true;
-    start_.open();
-    for (auto& w : workers_) w.join();
-  }
+  ~Pool() { finish(); }
 
   int count() const { return count_; }
 
@@ -116,6 +118,12 @@ class Pool {
 
  private:
   struct alignas(64) Counter { std::atomic<int64_t> value{0}; };
+
+  void finish() {
+    stop_ = true;
+    start_.open();
+    for (auto& w : workers_) w.join();
+  }
 
   void play(int id) {
     FloatState same;

@@ -170,7 +170,10 @@ inline int32_t sample(Pool& pool, const octavo_sample_args& a) {
   pool.run([&](Thread& th) {
     th.share(a.num_rows, [&](int64_t q) {
       const float* l = a.logits + q * a.vocab_size;
-      if (has_nan(l, a.vocab_size)) error = 2;
+      if (has_nan(l, a.vocab_size)) {  // no order to sort by
+        error = 2;
+        return;
+      }
       SampleRow row = {a.temperature[q], a.top_p[q], a.min_p[q], a.top_k[q], a.seed[q], a.sample_index[q], a.position[q]};
       a.ids[q] = sample_row(l, a.vocab_size, row);
       double total = log_sum_exp(l, a.vocab_size);
