@@ -65,5 +65,4 @@ def _step(inputs: dict[str, Array], num_groups: int) -> Step:
         **{name: packed[name] for name in names},
         slots=[packed[f"slots{g}"] for g in range(num_groups)],
         tables=[packed[f"table{g}"] for g in range(num_groups)],
-        num_sampled=0,
     )

@@ -69,11 +69,6 @@ class Sequence:
             return self.num_tokens
         return self.scored
 
-    @property
-    def most_computed(self) -> int:
-        """The most tokens that it will ever hold in the cache: the last sampled token is never computed."""
-        return max(self.prompt_tokens, self.max_tokens - 1)
-
     def append(self, token_id: int) -> None:
         self.ids[self.num_tokens] = token_id
         self.num_tokens += 1

@@ -24,7 +24,6 @@ class Step:
     rows: np.ndarray  # [Q]
     slots: list[np.ndarray]  # per group [T]
     tables: list[np.ndarray]  # per group [R, M]
-    num_sampled: int
 
 
 class StepBuffers:
@@ -54,12 +53,12 @@ class StepBuffers:
         pos = self._pos[:num_tokens]
         np.add(self._range[:num_tokens], (computed - starts[:-1])[owner], out=pos)
         ids = self._pack_ids(chunks, num_tokens)
-        rows, num_sampled = self._pack_rows(chunks, starts)
+        rows = self._pack_rows(chunks, starts)
         tables = [self._pack_table(chunks, g) for g in range(len(self._tables))]
         slots = [
             self._pack_slots(table, owner, pos, out) for table, out in zip(tables, self._slots, strict=True)
         ]
-        return Step(ids, pos, starts, lens, rows, slots, tables, num_sampled)
+        return Step(ids, pos, starts, lens, rows, slots, tables)
 
     def _pack_ids(self, chunks: Seq[Chunk], num_tokens: int) -> np.ndarray:
         ids, at = self._ids[:num_tokens], 0
@@ -69,16 +68,15 @@ class StepBuffers:
             at += c.count
         return ids
 
-    def _pack_rows(self, chunks: Seq[Chunk], starts: np.ndarray) -> tuple[np.ndarray, int]:
+    def _pack_rows(self, chunks: Seq[Chunk], starts: np.ndarray) -> np.ndarray:
         """The rows to sample, in the chunks' order, then those to score, in the chunks' order."""
         rows = [end - 1 for c, end in zip(chunks, starts[1:].tolist(), strict=True) if c.sample]
-        num_sampled = len(rows)
         for c, start in zip(chunks, starts[:-1].tolist(), strict=True):
             if c.score:
                 rows += [start + position - c.seq.computed for position in c.score]
         view = self._rows[: len(rows)]
         view[:] = rows
-        return view, num_sampled
+        return view
 
     def _pack_table(self, chunks: Seq[Chunk], group: int) -> np.ndarray:
         table = self._tables[group][: len(chunks)]

@@ -29,7 +29,6 @@ class Level:
     arch: str
     features: tuple[str, ...]
     flags: tuple[str, ...]
-    zig_flags: tuple[str, ...] = ()
 
 
 _V3 = ("avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
@@ -82,17 +81,14 @@ def compiler_command(arch: str) -> tuple[list[str], bool]:
 
     Raises BuildError saying what to install.
     """
-    if arch == _host_arch():
+    native = arch == _host_arch()
+    if native:
         for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
             if name and shutil.which(name):
                 return [name], False
     if importlib.util.find_spec("ziglang"):
         return [sys.executable, "-m", "ziglang", "c++"], True
-    what = (
-        "no C++ compiler was found"
-        if arch == _host_arch()
-        else f"this machine cannot build for {arch} by itself"
-    )
+    what = "no C++ compiler was found" if native else f"this machine cannot build for {arch} by itself"
     raise BuildError(
         f"{what}. Install g++ or clang++ (for this architecture), or the Python package ziglang (for any)."
     )

@@ -84,7 +84,6 @@ class Stepper:
             rows=np.arange(len(pos), dtype=np.int32),
             slots=[slots.astype(np.int32)] * self.num_groups,
             tables=[np.ascontiguousarray(tables[[p for p, _, _ in chunks]])] * self.num_groups,
-            num_sampled=0,
         )
 
     def _open(self) -> CpuExecutor:
@@ -105,5 +104,4 @@ class Stepper:
             rows=np.arange(count, dtype=np.int32),
             slots=[slots.astype(np.int32)] * self.num_groups,
             tables=[table[None].copy()] * self.num_groups,
-            num_sampled=0,
         )
