@@ -32,7 +32,17 @@ def _softmax(c: Context, x: Any, axis: int, *_: Any, **__: Any) -> Any:
 
 
 def _cumsum(c: Context, x: Any, axis: int, **_: Any) -> Any:
-    return c.op("cumsum", c.tensor(x, c.out.dtype), axis=c.axis(x, axis))
+    """Of the same number all along it is a count, which is how many models make positions from a mask of
+    ones."""
+    axis, dtype = c.axis(x, axis), c.out.dtype
+    value = c.filled_with(x)
+    if value is None:
+        return c.op("cumsum", c.tensor(x, dtype), axis=axis)
+    shape = c.type(x).shape
+    count = c.op("add", c.op("iota", size=shape[axis], dtype="i32"), c.literal(1, DType.I32))
+    count = c.reshape(count, (shape[axis], *(1,) * (len(shape) - axis - 1)))
+    total = c.cast(count, dtype) if value == 1 else c.op("mul", c.cast(count, dtype), c.literal(value, dtype))
+    return c.op("expand", total, shape=shape)
 
 
 def _linear(c: Context, x: Any, w: Any, b: Any = None) -> Any:

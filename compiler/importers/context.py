@@ -158,6 +158,15 @@ class Context:
             return self.tensor(self.dim(value), DType.F32)
         return self.symbolic_float(arg)
 
+    def filled_with(self, value: Any) -> bool | int | float | None:
+        """The number that every element is, where that is plain to see."""
+        op = next((op for op in reversed(self.build.ops) if value in op.outs), None)
+        if op is None:
+            return None
+        if op.kind in ("cast", "reshape", "expand"):
+            return self.filled_with(op.args[0])
+        return op.attr("value") if op.kind == "full" else None
+
     def least(self, value: Any) -> int | None:
         """The least value of an integer tensor, as far as it is known. Token ids are never negative."""
         if getattr(value, "name", "") == "ids":

@@ -1,7 +1,8 @@
 """An in-memory torch.nn.Module or ExportedProgram -> the IR.
 
 The module's forward takes token ids [1,S] and, optionally, positions [1,S], and gives logits [1,S,V] (a
-tensor, a tuple that starts with one, or an object with `.logits`). Attention written as matmul, softmax,
+tensor, a tuple that starts with one, or a mapping or object with `logits`). Models of transformers are
+modules too. Attention written as matmul, softmax,
 matmul stays plain ops for fuse_attention to recognise; scaled_dot_product_attention becomes the attention
 op.
 """
@@ -9,9 +10,18 @@ op.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from compiler.importers.aten import SUPPORTED, import_program
+from compiler.importers.borrowed import (
+    as_float32,
+    attention_implementation,
+    evaluating,
+    transformers_models,
+)
 from compiler.importers.export import (
     EXAMPLE_LENGTH,
     check_guards,
@@ -19,11 +29,15 @@ from compiler.importers.export import (
     functionalize,
     symbol_bounds,
 )
+from compiler.importers.markers import NAME, attention_markers, one_sequence
 from compiler.importers.model import Imported, ModelInfo
 from compiler.importers.placeholders import Names, constants_of, program_of, to_numpy
 from compiler.importers.refused import ImportRefused
 from compiler.weights import ArraySource, LayeredSource, check_weights
 from ir.types import Tensor
+
+IDS = ("ids", "input_ids", "tokens", "idx", "x")
+POSITIONS = ("pos", "positions", "position_ids", "input_pos")
 
 
 def load_module(source: Any, max_context: int | None = None) -> Imported:
@@ -39,25 +53,34 @@ def load_module(source: Any, max_context: int | None = None) -> Imported:
         )
     if max_context is None:
         raise ImportRefused("a module does not say how long its sequences may be: give max_context")
-    training = source.training
-    try:
-        return _load(source.eval(), max_context)
-    finally:
-        source.train(training)
+    names = Names(source)
+    with evaluating(source), as_float32(source):
+        program = export_module(source, max_context)
+    return _imported(program, source, names, max_context, type(source).__name__, wrapper="model")
 
 
-def _load(module: Any, context: int) -> Imported:
+def export_module(module: Any, context: int) -> Any:
+    """The exported program. What is transformers' in it calls our attention function, if it can."""
+    models = transformers_models(module)
+    if models:
+        with one_sequence(), attention_markers(module) as markers, attention_implementation(models, NAME):
+            program = _export(module, context)
+        if markers.calls == markers.expected() > 0:
+            return program
+    with one_sequence() if models else nullcontext(), attention_implementation(models, "eager"):
+        return _export(module, context)
+
+
+def _export(module: Any, context: int) -> Any:
     import torch
 
+    call = calling(module)
     device = next((t.device for t in module.parameters()), torch.device("cpu"))
-    positions = takes_positions(module)
     example = tuple(
-        torch.zeros((1, EXAMPLE_LENGTH), dtype=torch.long, device=device) for _ in range(1 + positions)
+        torch.zeros((1, EXAMPLE_LENGTH), dtype=torch.long, device=device) for _ in range(1 + call.positions)
     )
     with torch.no_grad():
-        program = export_program(_logits_only(module, positions), example, context, SUPPORTED)
-    names = Names(module)
-    return _imported(program, module, names, context, type(module).__name__, wrapper="model")
+        return export_program(_logits_only(module, call), example, context, SUPPORTED)
 
 
 def load_program(program: Any, max_context: int | None = None) -> Imported:
@@ -87,30 +110,57 @@ def _imported(program: Any, module: Any, names: Names, context: int, name: str, 
     return Imported(graph, weights, info)
 
 
-def takes_positions(module: Any) -> bool:
-    """Whether forward takes positions after the ids: a second parameter that is required or is called so."""
-    parameters = list(inspect.signature(module.forward).parameters.values())
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if not positional:
+@dataclass(frozen=True)
+class Call:
+    """How a module's forward is called. ids, pos: the keyword, or None where it is given by place."""
+
+    ids: str | None
+    positions: bool
+    pos: str | None
+    options: Mapping[str, Any]
+
+
+def calling(module: Any) -> Call:
+    """From the signature: ids come first or by a name of theirs; positions are given if they are required, or
+    come second under a name of theirs. Raises ImportRefused on what else is required."""
+    given = list(inspect.signature(module.forward).parameters.values())
+    named = [p for p in given if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    keywords = [p for p in given if p.kind is p.KEYWORD_ONLY]
+    first = named[0] if named else next((p for p in keywords if p.name in IDS), None)
+    if first is None and all(p.kind is not p.VAR_POSITIONAL for p in given):
         raise ImportRefused(f"{type(module).__name__}.forward takes no token ids")
-    required = [p for p in positional[1:] if p.default is p.empty]
-    if len(required) > 1:
+    others = [p for p in (*named, *keywords) if p is not first]
+    required = [p for p in others if p.default is p.empty]
+    pos = next((p for p in others if p.name in POSITIONS and (p in required or p is others[0])), None)
+    if pos is None and required and required[0] in named[1:2]:
+        pos = required[0]
+    refused = next((p for p in required if p is not pos), None)
+    if refused is not None:
         raise ImportRefused(
-            f"{type(module).__name__}.forward needs {required[1].name!r} besides ids and positions: wrap it "
+            f"{type(module).__name__}.forward needs {refused.name!r} besides ids and positions: wrap it "
             "in a module whose forward takes ids [1,S] and, if it needs them, positions [1,S]"
         )
-    return bool(required) or (
-        len(positional) > 1 and positional[1].name in ("pos", "positions", "position_ids")
-    )
+    options = {p.name: False for p in others if p.name == "use_cache"}
+    return Call(_keyword(first), pos is not None, None if pos in named[1:2] else _keyword(pos), options)
 
 
-def _logits_only(module: Any, positions: bool) -> Any:
-    """The module, giving logits alone whatever it wraps them in."""
+def _keyword(parameter: inspect.Parameter | None) -> str | None:
+    by_name = parameter is not None and parameter.kind is parameter.KEYWORD_ONLY
+    return parameter.name if parameter is not None and (by_name or parameter.name in POSITIONS) else None
+
+
+def _logits_only(module: Any, call: Call) -> Any:
+    """The module as forward(ids[, pos]), giving logits alone whatever it wraps them in."""
     import torch
 
-    def logits(out: Any) -> Any:
-        out = getattr(out, "logits", out)
-        return out[0] if isinstance(out, tuple | list) else out
+    def run(ids: Any, pos: Any = None) -> Any:
+        args, kwargs = [], dict(call.options)
+        for value, name in ((ids, call.ids), (pos, call.pos)):
+            if name is not None:
+                kwargs[name] = value
+            elif value is not None:
+                args.append(value)
+        return _logits(module(*args, **kwargs))
 
     class Ids(torch.nn.Module):
         def __init__(self) -> None:
@@ -118,10 +168,18 @@ def _logits_only(module: Any, positions: bool) -> Any:
             self.model = module
 
         def forward(self, ids: Any) -> Any:
-            return logits(self.model(ids))
+            return run(ids)
 
     class IdsAndPositions(Ids):
         def forward(self, ids: Any, pos: Any) -> Any:
-            return logits(self.model(ids, pos))
+            return run(ids, pos)
 
-    return (IdsAndPositions() if positions else Ids()).eval()
+    return (IdsAndPositions() if call.positions else Ids()).eval()
+
+
+def _logits(out: Any) -> Any:
+    """Logits from a tensor, a tuple that starts with them, or a mapping or object that names them."""
+    if isinstance(out, Mapping) and "logits" in out:
+        return out["logits"]
+    out = getattr(out, "logits", out)
+    return out[0] if isinstance(out, tuple | list) else out
