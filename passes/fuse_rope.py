@@ -69,11 +69,11 @@ def _join(op: Op, view: View) -> Replacement | Miss:
     minus, plus = view.made_by(pair.first, "sub"), view.made_by(pair.second, "add")
     if minus is None or plus is None:
         return None
-    products = [view.made_by(a, "mul") for a in (*minus.args, *plus.args)]
-    if any(p is None for p in products):
+    left, right = (view.made_by(a, "mul") for a in minus.args)
+    if left is None or right is None or not all(view.made_by(a, "mul") for a in plus.args):
         return None
-    for a, cos in orders(products[0]):  # type: ignore[arg-type]
-        for b, sin in orders(products[1]):  # type: ignore[arg-type]
+    for a, cos in orders(left):
+        for b, sin in orders(right):
             if _crossed(plus, a, b, cos, sin, view):
                 return _joined(op, a, b, cos, sin, pair.interleaved, view)
     return Miss(_JOIN, op, "the two parts are not one rotation of one pair")
