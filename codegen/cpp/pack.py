@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from codegen.cpp.evaluate import Evaluator, Reader
-from codegen.cpp.weights import PackedWeight
+from codegen.cpp.weights import PANEL, PackedWeight
 from ir.graph import Graph
 from ir.types import DType
 
@@ -102,16 +102,17 @@ def _pack_plain(weight: PackedWeight, evaluator: Evaluator, out: Array, step: in
 
 def _pack_panels(weight: PackedWeight, evaluator: Evaluator, out: Array, rows: range, step: int) -> None:
     """A range of a matrix's rows as panels; the lanes that fill up the last panel are zero."""
-    step = max(16, step // 16 * 16)
+    step = max(PANEL, step // PANEL * PANEL)
     for lo in rows[::step]:
         hi = min(lo + step, rows.stop)
         part = evaluator.rows(weight.source, lo, hi).astype(weight.dtype.numpy, copy=False)
-        whole, rest = (hi - lo) // 16, (hi - lo) % 16
-        panel = (lo - rows.start) // 16
-        out[panel : panel + whole] = part[: whole * 16].reshape(whole, 16, part.shape[1]).transpose(0, 2, 1)
+        whole, rest = divmod(hi - lo, PANEL)
+        panel = (lo - rows.start) // PANEL
+        full = part[: whole * PANEL].reshape(whole, PANEL, part.shape[1])
+        out[panel : panel + whole] = full.transpose(0, 2, 1)
         if rest:
             out[panel + whole] = 0
-            out[panel + whole, :, :rest] = part[whole * 16 :].T
+            out[panel + whole, :, :rest] = part[whole * PANEL :].T
 
 
 def _chunk_rows(weight: PackedWeight, chunk_bytes: int) -> int:

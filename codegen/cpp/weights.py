@@ -10,14 +10,16 @@ from codegen.cpp.spelling import key
 from ir.graph import Value, Weight, tensor_of
 from ir.types import DType
 
+PANEL = 16  # outputs side by side in a panel: the lanes of a vector, W in isa.h
+
 
 @dataclass(frozen=True)
 class PackedWeight:
     """One array of the packed file.
 
-    layout: "panels" ([N/16][K][16]), "paired" (panels of the two halves, alternating: gate, up), "table"
-    (rows to look up) or "plain". source: the weight, or the value computed from weights. dtype: as packed.
-    shape: before packing.
+    layout: "panels" ([N/16][K][16], the last one filled up), "paired" (panels of the two halves, alternating:
+    gate, up), "table" (rows to look up) or "plain". source: the weight, or the value computed from weights.
+    dtype: as packed. shape: before packing.
     """
 
     name: str
@@ -32,7 +34,7 @@ class PackedWeight:
             return self.shape
         halves = 2 if self.layout == "paired" else 1
         rows, k = self.shape
-        return (-(-(rows // halves) // 16) * halves, k, 16)
+        return (-(-(rows // halves) // PANEL) * halves, k, PANEL)
 
     @property
     def bytes(self) -> int:
