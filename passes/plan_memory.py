@@ -20,7 +20,7 @@ from passes.base import Pass, Result
 from passes.schedule import Kernel, Schedule
 
 SIZES = ("T", "R", "Q")
-PARTIALS = 64  # (token, partition) pairs whose attention may be computed apart
+PARTIALS = 64  # (token, partition) pairs whose attention may be computed apart; attention.h counts on it
 Form = Mapping[str, int]  # bytes as a linear form: a coefficient for each of SIZES, "" the constant
 
 
@@ -91,10 +91,10 @@ def bytes_of(type_: Tensor) -> Dim:
 
 
 def linear_form(size: Dim) -> Form:
-    """Bytes as coefficients of T, R and Q and a constant, each for sizes rounded up to 16, so that all are
-    multiples of 64.
+    """Bytes as coefficients of T, R and Q and a constant.
 
-    Raises PlanError if the size is not linear in them.
+    They are for sizes rounded up to 16, so that every buffer's bytes are a multiple of 64. Raises PlanError
+    if the size is not linear in them.
     """
     poly = sympy.Poly(cast(Any, size), *(symbol(s) for s in SIZES)) if free_names(size) else None
     form = {name: 0 for name in (*SIZES, "")}

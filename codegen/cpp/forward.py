@@ -14,7 +14,7 @@ from ir.graph import Graph, Op, Value, Weight, tensor_of
 from ir.text import print_op
 from ir.types import KV, Tensor
 from passes.group_pointwise import groupable
-from passes.plan_memory import scratch_bytes
+from passes.plan_memory import PARTIALS, scratch_bytes
 from passes.schedule import Kernel
 
 HEADERS = ("attention.h", "epilogue.h", "linear.h", "pointwise.h", "rows.h")
@@ -71,7 +71,8 @@ def _constants(ctx: Context) -> str:
     return (
         f"constexpr int64_t BLOCK_BYTES[] = {{{sizes}}};\n"
         f"constexpr int32_t NUM_WEIGHTS = {len(ctx.weights.order)};\n"
-        f"constexpr int64_t VOCAB_SIZE = {shape_of(ctx.graph.outputs[0])[-1]};\n\n"
+        f"constexpr int64_t VOCAB_SIZE = {shape_of(ctx.graph.outputs[0])[-1]};\n"
+        f'static_assert(PARTIAL_SLOTS == {PARTIALS}, "the plan\'s scratch space is for so many");\n\n'
         "template <class T>\n"
         "INLINE const T* weight(const void* const* all, int index) {\n"
         "  return static_cast<const T*>(all[index]);\n}"
