@@ -12,9 +12,9 @@ from typing import Any, cast
 
 from ir.build import GraphBuilder
 from ir.dims import free_names, substitute, symbol
-from ir.graph import Arg, Graph, Op, Value
+from ir.graph import Graph, Op, Value
 from ir.ops import OPS
-from ir.types import DType, Tensor
+from ir.types import DType, Tensor, Type
 from passes.base import Pass, Result
 from passes.paging.layout import T
 
@@ -28,7 +28,7 @@ class SelectRows(Pass):
             return Result(graph, 0)
         needed = _before_attention(graph)
         after = [op for op in graph.ops if op.outs[0].name not in needed and _has_tokens(op)]
-        return Result(_select(graph, {id(op) for op in after}), len(after))
+        return Result(_Selector(graph).run({id(op) for op in after}), len(after))
 
 
 def _before_attention(graph: Graph) -> set[str]:
@@ -47,35 +47,40 @@ def _has_tokens(op: Op) -> bool:
     )
 
 
-def _select(graph: Graph, chosen: set[int]) -> Graph:
-    builder = GraphBuilder(graph.name, {**graph.dims, "Q": (0, None)}, graph.inputs)
-    rows = builder.input("rows", Tensor(DType.I32, (Q,)))
-    builder.reserve(graph.producers())
-    taken: dict[str, Value] = {}
+class _Selector:
+    """Builds the graph anew; what runs on chosen rows reads its operands through `on_rows`."""
 
-    def rows_of(arg: Arg, loc: str) -> Arg:
-        if not isinstance(arg, Value) or not isinstance(arg.type, Tensor) or not _is_per_token(arg.type):
-            return arg
-        if arg.name not in taken:
-            taken[arg.name] = builder.op("take_rows", arg, rows, name=f"{arg.name}.rows", loc=loc)
-        return taken[arg.name]
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.build = GraphBuilder(graph.name, {**graph.dims, "Q": (0, None)}, graph.inputs)
+        self.rows = self.build.input("rows", Tensor(DType.I32, (Q,)))
+        self.taken: dict[str, Value] = {}  # what stands for a value of all tokens, by its name
+        self.build.reserve(graph.producers())
 
-    for op in graph.ops:
-        if id(op) not in chosen:
-            builder.ops.append(op)
-            continue
-        args = tuple(rows_of(a, op.loc) for a in op.args)
+    def run(self, chosen: set[int]) -> Graph:
+        """chosen: identities of the ops that run on the rows alone."""
+        for op in self.graph.ops:
+            if id(op) in chosen:
+                self.select(op)
+            else:
+                self.build.ops.append(op)
+        return self.build.graph([self.on_rows(v) for v in self.graph.outputs])
+
+    def select(self, op: Op) -> None:
+        args = tuple(self.on_rows(a, op.loc) if isinstance(a, Value) else a for a in op.args)
         outs = tuple(Value(o.name, _on_rows(o.type)) for o in op.outs)
         attrs = {name: _on_rows_attr(a) for name, a in op.attrs.items()}
-        builder.ops.append(replace(op, args=args, attrs=attrs, outs=outs))
-        taken.update((o.name, o) for o in outs)
-    return builder.graph([_output(v, rows_of) for v in graph.outputs])
+        self.build.ops.append(replace(op, args=args, attrs=attrs, outs=outs))
+        self.taken.update((o.name, o) for o in outs)
 
-
-def _output(value: Value, rows_of: Any) -> Value:
-    chosen = rows_of(value, "")
-    assert isinstance(chosen, Value)
-    return chosen
+    def on_rows(self, value: Value, loc: str = "") -> Value:
+        """The rows of a value that has one per token; any other value as it is."""
+        if not isinstance(value.type, Tensor) or not _is_per_token(value.type):
+            return value
+        if value.name not in self.taken:
+            taken = self.build.op("take_rows", value, self.rows, name=f"{value.name}.rows", loc=loc)
+            self.taken[value.name] = taken
+        return self.taken[value.name]
 
 
 def _is_per_token(type: Tensor) -> bool:
@@ -83,10 +88,8 @@ def _is_per_token(type: Tensor) -> bool:
     return bool(first == T)
 
 
-def _on_rows(type: Any) -> Any:
-    return (
-        Tensor(type.dtype, tuple(_on_rows_attr(d) for d in type.shape)) if isinstance(type, Tensor) else type
-    )
+def _on_rows(type: Type) -> Type:
+    return Tensor(type.dtype, _on_rows_attr(type.shape)) if isinstance(type, Tensor) else type
 
 
 def _on_rows_attr(attr: Any) -> Any:
