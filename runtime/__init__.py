@@ -15,4 +15,4 @@ from runtime.sampling import Sampling
 __all__ = [
     "Artifact", "ArtifactError", "Completion", "Engine", "EngineError", "Event", "OctavoError", "Request",
     "RequestError", "ResourceError", "Sampling", "Stats", "Timings", "TokenLogprob", "generate", "load",
-]
+]  # fmt: skip

@@ -41,8 +41,11 @@ class Artifact:
             digest is not None
             and manifest.digest.removeprefix("sha256:") != digest.removeprefix("sha256:").lower()
         ):
-            raise ArtifactError(f"the digest is {manifest.digest}, not the given {digest!r}", where=str(root),
-                                todo="This is not the artifact that was expected: do not run it")
+            raise ArtifactError(
+                f"the digest is {manifest.digest}, not the given {digest!r}",
+                where=str(root),
+                todo="This is not the artifact that was expected: do not run it",
+            )
         artifact = Artifact(root, manifest)
         artifact.check_files(weights=verify == "full")
         return artifact
@@ -51,8 +54,11 @@ class Artifact:
     def cpu(self) -> CpuTarget:
         if self.manifest.cpu is None:
             built = ", ".join(self.manifest.raw["targets"]) or "none"
-            raise ArtifactError(f"no target 'cpu' (built: {built})", where=str(self.root),
-                                todo="Compile the model with --target cpu")
+            raise ArtifactError(
+                f"no target 'cpu' (built: {built})",
+                where=str(self.root),
+                todo="Compile the model with --target cpu",
+            )
         return self.manifest.cpu
 
     def path(self, name: str) -> Path:
@@ -94,8 +100,11 @@ class Artifact:
                 f"{kernel.isa} needs " + (", ".join(lacks) if kernel.arch == arch else kernel.arch)
             )
         why = "; ".join(missing) or f"it has no kernel {isa or 'at all'}"
-        raise ArtifactError(f"no kernel for this CPU ({arch}): {why}", where=str(self.root),
-                            todo="Compile for this CPU's level, or rebuild from the bundled source")
+        raise ArtifactError(
+            f"no kernel for this CPU ({arch}): {why}",
+            where=str(self.root),
+            todo="Compile for this CPU's level, or rebuild from the bundled source",
+        )
 
 
 def _check_hash(place: Path, entry: FileEntry) -> None:

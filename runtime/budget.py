@@ -14,7 +14,10 @@ FREE_SHARE = 0.5  # of free memory, where nothing is asked for; the pool is only
 
 
 def plan_blocks(
-    groups: Sequence[KVGroup], limits: Limits, max_context: int, kv_blocks: int | None = None,
+    groups: Sequence[KVGroup],
+    limits: Limits,
+    max_context: int,
+    kv_blocks: int | None = None,
     kv_memory: int | str | None = None,
 ) -> list[int]:
     """Blocks per group. kv_blocks: of every group. kv_memory: bytes of all groups together, or a text like
@@ -46,8 +49,10 @@ def _share(groups: Sequence[KVGroup], limits: Limits, max_context: int, budget: 
     """Every group gets memory in proportion to what one request of the whole context needs there."""
     needs = [Group(0, g.window).most_blocks(max_context, limits.max_step_tokens, g.block) for g in groups]
     request_bytes = sum(need * g.block_bytes for need, g in zip(needs, groups, strict=True))
-    counts = [min(need * limits.max_requests, need * budget // request_bytes, MAX_INT32 // g.block)
-              for need, g in zip(needs, groups, strict=True)]
+    counts = [
+        min(need * limits.max_requests, need * budget // request_bytes, MAX_INT32 // g.block)
+        for need, g in zip(needs, groups, strict=True)
+    ]
     if any(count < 1 for count in counts):
         block_bytes = sum(g.block_bytes for g in groups)
         raise ResourceError(

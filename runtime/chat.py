@@ -31,15 +31,24 @@ class ChatTemplate:
             if self._template is None:
                 self._template = _environment().from_string(self._source)
             return self._template.render(
-                messages=[dict(m) for m in messages], tools=None, documents=None,
-                add_generation_prompt=add_generation_prompt, **self._special_tokens,
+                messages=[dict(m) for m in messages],
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._special_tokens,
             )
         except jinja2.exceptions.SecurityError as error:
-            raise RequestError(f"the chat template does something unsafe ({error})", where="chat messages",
-                               todo="Give the prompt as text") from error
+            raise RequestError(
+                f"the chat template does something unsafe ({error})",
+                where="chat messages",
+                todo="Give the prompt as text",
+            ) from error
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
-            raise RequestError(f"the chat template refuses them ({error})", where="chat messages",
-                               todo="Use the roles and fields that this model's template knows") from error
+            raise RequestError(
+                f"the chat template refuses them ({error})",
+                where="chat messages",
+                todo="Use the roles and fields that this model's template knows",
+            ) from error
 
 
 def check_messages(messages: Sequence[Message]) -> None:
@@ -49,8 +58,11 @@ def check_messages(messages: Sequence[Message]) -> None:
             or not isinstance(message.get("role"), str)
             or "content" not in message
         ):
-            raise RequestError(f"message {i} is {str(message)[:60]!r}", where="chat messages",
-                               todo="Each is a dict with 'role' (a text) and 'content'")
+            raise RequestError(
+                f"message {i} is {str(message)[:60]!r}",
+                where="chat messages",
+                todo="Each is a dict with 'role' (a text) and 'content'",
+            )
 
 
 def _environment() -> Any:
@@ -79,8 +91,13 @@ def _environment() -> Any:
     return env
 
 
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None,
-            sort_keys: bool = False) -> str:
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
     """Plain JSON: jinja2's own filter escapes for HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys

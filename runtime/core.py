@@ -169,8 +169,14 @@ class Core:
             request.emit(Event(request.prompt_index, seq.sample_index, token_id, text, logprob, None))
 
     def _finish(
-        self, seq: Sequence, reason: FinishReason, token_id: int | None = None, text: str = "",
-        logprob: TokenLogprob | None = None, *, cut: bool = False,
+        self,
+        seq: Sequence,
+        reason: FinishReason,
+        token_id: int | None = None,
+        text: str = "",
+        logprob: TokenLogprob | None = None,
+        *,
+        cut: bool = False,
     ) -> None:
         """Give its blocks back and its completion out. cut: a stop text ended the text: no rest is left."""
         request = seq.request
@@ -189,10 +195,15 @@ def _completion(seq: Sequence, reason: FinishReason) -> Completion:
     since = [None if at is None else at - start for at in (output.started_s, output.first_token_s)]
     scores = request.sequences[0].output.prompt_logprobs
     return Completion(
-        prompt_index=request.prompt_index, sample_index=seq.sample_index, text=output.text,
-        token_ids=output.token_ids, finish_reason=reason,
+        prompt_index=request.prompt_index,
+        sample_index=seq.sample_index,
+        text=output.text,
+        token_ids=output.token_ids,
+        finish_reason=reason,
         logprobs=None if sampling.logprobs is None else output.logprobs,
         prompt_logprobs=None if sampling.prompt_logprobs is None else scores,
-        prompt_token_ids=seq.ids[: seq.prompt_tokens].tolist(), cached_tokens=seq.cached_tokens or 0,
-        seed=request.seed, timings=Timings(since[0], since[1], time.monotonic() - start),
+        prompt_token_ids=seq.ids[: seq.prompt_tokens].tolist(),
+        cached_tokens=seq.cached_tokens or 0,
+        seed=request.seed,
+        timings=Timings(since[0], since[1], time.monotonic() - start),
     )

@@ -37,10 +37,11 @@ class CKVGroup(c.Structure):
 class CStep(c.Structure):
     _fields_ = [
         ("num_tokens", c.c_int32), ("num_requests", c.c_int32), ("num_rows", c.c_int32),
-        ("num_groups", c.c_int32), ("ids", c.c_void_p), ("pos", c.c_void_p), ("starts", c.c_void_p),
-        ("lens", c.c_void_p), ("rows", c.c_void_p),
+        ("num_groups", c.c_int32),
+        ("ids", c.c_void_p), ("pos", c.c_void_p),
+        ("starts", c.c_void_p), ("lens", c.c_void_p), ("rows", c.c_void_p),
         ("groups", c.POINTER(CKVGroup)), ("arena", c.c_void_p), ("logits", c.c_void_p),
-    ]
+    ]  # fmt: skip
 
 
 class CSampleArgs(c.Structure):
@@ -49,7 +50,7 @@ class CSampleArgs(c.Structure):
         ("temperature", c.c_void_p), ("top_p", c.c_void_p), ("min_p", c.c_void_p), ("top_k", c.c_void_p),
         ("seed", c.c_void_p), ("sample_index", c.c_void_p), ("position", c.c_void_p),
         ("ids", c.c_void_p), ("logprobs", c.c_void_p), ("top_ids", c.c_void_p), ("top_logprobs", c.c_void_p),
-    ]
+    ]  # fmt: skip
 
 
 _P, _I = c.c_void_p, c.c_int32
@@ -88,8 +89,12 @@ class Plan:
         def up(size: int) -> int:
             return -(-size // 16) * 16
 
-        return (self.per_token * up(limits.max_step_tokens) + self.per_row * up(limits.max_rows)
-                + self.per_request * up(limits.max_requests) + self.fixed)
+        return (
+            self.per_token * up(limits.max_step_tokens)
+            + self.per_row * up(limits.max_rows)
+            + self.per_request * up(limits.max_requests)
+            + self.fixed
+        )
 
 
 def anonymous(size: int, what: str) -> np.ndarray:
@@ -105,8 +110,14 @@ def anonymous(size: int, what: str) -> np.ndarray:
 class CpuExecutor:
     """See runtime.executor.Executor."""
 
-    def __init__(self, artifact: Artifact, limits: Limits, num_blocks: Sequence[int], threads: int,
-                 isa: str | None = None) -> None:
+    def __init__(
+        self,
+        artifact: Artifact,
+        limits: Limits,
+        num_blocks: Sequence[int],
+        threads: int,
+        isa: str | None = None,
+    ) -> None:
         target, model = artifact.cpu, artifact.manifest.model
         self.kernel = artifact.kernel(isa)
         plan = Plan.parse(artifact.read(target.plan), target.plan)
@@ -114,8 +125,10 @@ class CpuExecutor:
         self._vocab_size = model.vocab_size
         self._arena = anonymous(plan.arena_bytes(limits), "the arena")
         self._logits = anonymous(limits.max_rows * model.vocab_size * 4, "the logits").view(np.float32)
-        self._pools = [anonymous(count * group.block_bytes, "the KV cache")
-                       for count, group in zip(num_blocks, artifact.manifest.kv_groups, strict=True)]
+        self._pools = [
+            anonymous(count * group.block_bytes, "the KV cache")
+            for count, group in zip(num_blocks, artifact.manifest.kv_groups, strict=True)
+        ]
         self._groups = (CKVGroup * len(self._pools))()
         self._weights = Weights(artifact.path(target.weights), target.weight_order)
         self._engine: int | None = self._open(threads)
@@ -125,8 +138,11 @@ class CpuExecutor:
         engine = self._library.octavo_open((c.c_void_p * len(addresses))(*addresses), len(addresses), threads)
         if not engine:
             self._weights.close()
-            raise ResourceError("the compiled code could not start", where=self.kernel.file,
-                                todo=f"Check memory, or use fewer than {threads} threads")
+            raise ResourceError(
+                "the compiled code could not start",
+                where=self.kernel.file,
+                todo=f"Check memory, or use fewer than {threads} threads",
+            )
         return engine
 
     def forward(self, step: Step) -> np.ndarray:
@@ -135,23 +151,27 @@ class CpuExecutor:
             group.table_stride = table.shape[1]
         call = CStep(
             len(step.ids), len(step.lens), len(step.rows), len(self._groups),
-            _address(step.ids), _address(step.pos), _address(step.starts), _address(step.lens),
-            _address(step.rows),
+            _address(step.ids), _address(step.pos),
+            _address(step.starts), _address(step.lens), _address(step.rows),
             self._groups, _address(self._arena), _address(self._logits),
-        )
+        )  # fmt: skip
         self._ok("octavo_forward", self._library.octavo_forward(self._handle, call))
         return self._logits[: len(step.rows) * self._vocab_size].reshape(len(step.rows), self._vocab_size)
 
     def sample(self, logits: np.ndarray, args: SampleArgs) -> Sampled:
         rows, width = len(logits), args.num_top
-        out = Sampled(np.empty(rows, np.int32), np.empty(rows, np.float32),
-                      np.empty((rows, width), np.int32), np.empty((rows, width), np.float32))
+        out = Sampled(
+            np.empty(rows, np.int32),
+            np.empty(rows, np.float32),
+            np.empty((rows, width), np.int32),
+            np.empty((rows, width), np.float32),
+        )
         call = CSampleArgs(
             rows, self._vocab_size, width, _address(logits),
             _address(args.temperature), _address(args.top_p), _address(args.min_p), _address(args.top_k),
             _address(args.seed), _address(args.sample_index), _address(args.position),
             _address(out.ids), _address(out.logprobs), _address(out.top_ids), _address(out.top_logprobs),
-        )
+        )  # fmt: skip
         self._ok("octavo_sample", self._library.octavo_sample(self._handle, call))
         return out
 
@@ -179,8 +199,11 @@ class CpuExecutor:
 
     def _ok(self, name: str, code: int) -> None:
         if code != 0:
-            raise EngineError(f"{name} failed with code {code}", where=self.kernel.file,
-                              todo="Report it with the request that caused it")
+            raise EngineError(
+                f"{name} failed with code {code}",
+                where=self.kernel.file,
+                todo="Report it with the request that caused it",
+            )
 
 
 def _address(array: np.ndarray) -> int:
@@ -195,11 +218,17 @@ def _library(artifact: Artifact, name: str) -> c.CDLL:
             entry = getattr(library, function)
             entry.restype, entry.argtypes = result, arguments
     except (OSError, AttributeError) as error:
-        raise ArtifactError(f"cannot be used ({error})", where=name,
-                            todo="Rebuild the kernels from the bundled source on this machine") from error
+        raise ArtifactError(
+            f"cannot be used ({error})",
+            where=name,
+            todo="Rebuild the kernels from the bundled source on this machine",
+        ) from error
     if library.octavo_abi() != ABI:
-        raise ArtifactError(f"ABI {library.octavo_abi()}; this runtime speaks {ABI}", where=name,
-                            todo="Compile the model again")
+        raise ArtifactError(
+            f"ABI {library.octavo_abi()}; this runtime speaks {ABI}",
+            where=name,
+            todo="Compile the model again",
+        )
     return library
 
 

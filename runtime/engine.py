@@ -50,9 +50,17 @@ class Stats:
 
 
 def load(
-    path: str | os.PathLike[str], *, threads: int | None = None, kv_blocks: int | None = None,
-    kv_memory: int | str | None = None, max_step_tokens: int | None = None, max_requests: int | None = None,
-    prefix_cache: bool = True, verify: Verify = "full", digest: str | None = None, isa: str | None = None,
+    path: str | os.PathLike[str],
+    *,
+    threads: int | None = None,
+    kv_blocks: int | None = None,
+    kv_memory: int | str | None = None,
+    max_step_tokens: int | None = None,
+    max_requests: int | None = None,
+    prefix_cache: bool = True,
+    verify: Verify = "full",
+    digest: str | None = None,
+    isa: str | None = None,
 ) -> Engine:
     """Load an artifact.
 
@@ -71,7 +79,9 @@ def load(
     counts = plan_blocks(groups, limits, model.max_context, kv_blocks, kv_memory)
     cache = Cache(
         [Group(count, group.window) for count, group in zip(counts, groups, strict=True)],
-        block=groups[0].block if groups else 16, prefix_cache=prefix_cache, salt=os.urandom(16),
+        block=groups[0].block if groups else 16,
+        prefix_cache=prefix_cache,
+        salt=os.urandom(16),
     )
     tokenizer = Tokenizer.of(artifact)
     return Engine(CpuExecutor(artifact, limits, counts, num_threads, isa), model, cache, limits, tokenizer)
@@ -126,16 +136,26 @@ class Engine:
         Raises EngineError when closed, and in a fork of the engine's process, which lacks its threads.
         """
         if self._is_foreign:
-            raise EngineError("the engine was loaded by another process", where=f"process {os.getpid()}",
-                              todo="Load the artifact after the fork")
+            raise EngineError(
+                "the engine was loaded by another process",
+                where=f"process {os.getpid()}",
+                todo="Load the artifact after the fork",
+            )
         seed = fresh_seed() if sampling.seed is None else int(sampling.seed)
         ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos)
         with self._wake:
             if self._closing is not None:
                 raise self._closing
             sequences = [self._sequence(i, ids, sampling) for i in range(sampling.n)]
-            request = Request(sampling, seed, sequences, ends, self._cancel, prompt_index=prompt_index,
-                              submitted_s=time.monotonic())
+            request = Request(
+                sampling,
+                seed,
+                sequences,
+                ends,
+                self._cancel,
+                prompt_index=prompt_index,
+                submitted_s=time.monotonic(),
+            )
             for seq in sequences:
                 seq.request = request
             self._number += 1
@@ -150,11 +170,16 @@ class Engine:
         free = [pool.num_free for pool in pools]
         total = [pool.num_blocks for pool in pools]
         return Stats(
-            **asdict(self._core.counters), preemptions=scheduler.preemptions,
+            **asdict(self._core.counters),
+            preemptions=scheduler.preemptions,
             prefix_hit_tokens=self._cache.hit_tokens,
-            copied_blocks=self._cache.copied_blocks, evicted_blocks=sum(pool.evictions for pool in pools),
-            running=len(scheduler.running), waiting=scheduler.num_waiting, blocks_total=total,
-            blocks_used=[t - f for t, f in zip(total, free, strict=True)], blocks_free=free,
+            copied_blocks=self._cache.copied_blocks,
+            evicted_blocks=sum(pool.evictions for pool in pools),
+            running=len(scheduler.running),
+            waiting=scheduler.num_waiting,
+            blocks_total=total,
+            blocks_used=[t - f for t, f in zip(total, free, strict=True)],
+            blocks_free=free,
             blocks_cached=[pool.num_cached for pool in pools],
         )
 
@@ -204,22 +229,32 @@ class Engine:
                 "it has no tokens", where="prompt", todo="Give at least one token, a BOS for example"
             )
         if len(ids) > context:
-            raise RequestError(f"{len(ids)} tokens; the context holds {context}", where="prompt",
-                               todo="Shorten it, or compile with a larger --max-context")
+            raise RequestError(
+                f"{len(ids)} tokens; the context holds {context}",
+                where="prompt",
+                todo="Shorten it, or compile with a larger --max-context",
+            )
         if sampling.stop and self.tokenizer is None:
-            raise RequestError("stop texts need a tokenizer, which this artifact lacks", where="sampling",
-                               todo="Use stop_token_ids")
+            raise RequestError(
+                "stop texts need a tokenizer, which this artifact lacks",
+                where="sampling",
+                todo="Use stop_token_ids",
+            )
         for name in ("logprobs", "prompt_logprobs"):
             if (getattr(sampling, name) or 0) > vocab_size:
-                raise RequestError(f"{name} = {getattr(sampling, name)}", where="sampling",
-                                   todo=f"Use at most {vocab_size}, the vocabulary")
+                raise RequestError(
+                    f"{name} = {getattr(sampling, name)}",
+                    where="sampling",
+                    todo=f"Use at most {vocab_size}, the vocabulary",
+                )
         most = max(len(ids), min(len(ids) + sampling.max_new_tokens, context) - 1)
         if not self._cache.fits(most, self.limits.max_step_tokens):
             blocks = [group.num_blocks for group in self._cache.groups]
             raise RequestError(
                 f"{len(ids)} prompt tokens and max_new_tokens={sampling.max_new_tokens} need a KV cache of "
                 f"{most} tokens; this engine has {blocks} blocks of {self._cache.block} tokens",
-                where="prompt", todo="Lower max_new_tokens, or load with more kv_memory or kv_blocks",
+                where="prompt",
+                todo="Lower max_new_tokens, or load with more kv_memory or kv_blocks",
             )
 
     def _cancel(self, request: Request) -> None:

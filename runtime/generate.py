@@ -51,10 +51,17 @@ def generate(
     """
     many = as_prompts(prompts)
     shorthand = Sampling(
-        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-        stop=() if stop is None else cast(Any, stop), ignore_eos=ignore_eos, logprobs=logprobs,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        stop=() if stop is None else cast(Any, stop),
+        ignore_eos=ignore_eos,
+        logprobs=logprobs,
         stop_token_ids=() if stop_token_ids is None else cast(Any, stop_token_ids),
-        prompt_logprobs=prompt_logprobs, n=n,
+        prompt_logprobs=prompt_logprobs,
+        n=n,
     )
     if sampling is not None and shorthand != Sampling():
         todo = "Put all of it in the Sampling"

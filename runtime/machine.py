@@ -9,8 +9,10 @@ from pathlib import Path
 
 from runtime.errors import ResourceError, shorten
 
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
-          "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_UNITS = {
+    "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
@@ -67,8 +69,11 @@ def _cpu_quotas() -> Iterator[float]:
 
 def free_memory() -> int:
     """Bytes that can be taken without swapping or meeting a cgroup's limit."""
-    free = [int(line.split()[1]) << 10 for line in Path("/proc/meminfo").read_text().splitlines()
-            if line.startswith("MemAvailable:")]
+    free = [
+        int(line.split()[1]) << 10
+        for line in Path("/proc/meminfo").read_text().splitlines()
+        if line.startswith("MemAvailable:")
+    ]
     for place in _cgroup_dirs():
         limit, used = _words(place / "memory.max"), _words(place / "memory.current")
         if limit and used and limit[0] != "max":

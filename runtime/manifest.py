@@ -177,9 +177,14 @@ def parse_manifest(data: bytes) -> Manifest:
         )
     _check_digest(top)
     return Manifest(
-        name=top.text("name"), digest=top.text("digest"), model=_model(top.object("model")),
-        tokenizer_files=_tokenizer(top), kv_groups=_groups(top), cpu=_cpu(top),
-        files=_files(top.object("files")), raw=raw,
+        name=top.text("name"),
+        digest=top.text("digest"),
+        model=_model(top.object("model")),
+        tokenizer_files=_tokenizer(top),
+        kv_groups=_groups(top),
+        cpu=_cpu(top),
+        files=_files(top.object("files")),
+        raw=raw,
     )
 
 
@@ -189,8 +194,9 @@ def _check_digest(top: Fields) -> None:
     except (ValueError, RecursionError) as error:  # lone surrogates, say
         raise ArtifactError(f"cannot be hashed ({error})", where=top.where, todo=_AGAIN) from error
     if top.text("digest") != digest:
-        raise ArtifactError(f"its digest is {digest}, it says {_short(top.text('digest'))}", where=top.where,
-                            todo=_AGAIN)
+        raise ArtifactError(
+            f"its digest is {digest}, it says {_short(top.text('digest'))}", where=top.where, todo=_AGAIN
+        )
 
 
 def _model(fields: Fields) -> Model:
@@ -199,9 +205,11 @@ def _model(fields: Fields) -> Model:
     if not all(type(i) is int and 0 <= i < vocab_size for i in eos):
         raise fields.bad("eos_token_ids", f"a list of token ids below {vocab_size}")
     return Model(
-        dtype=fields.text("dtype"), vocab_size=vocab_size,
+        dtype=fields.text("dtype"),
+        vocab_size=vocab_size,
         max_context=fields.integer("max_context", 1, 2**28),
-        bos_token_id=fields.optional("bos_token_id", 0, vocab_size - 1), eos_token_ids=tuple(eos),
+        bos_token_id=fields.optional("bos_token_id", 0, vocab_size - 1),
+        eos_token_ids=tuple(eos),
     )
 
 
@@ -239,8 +247,13 @@ def _cpu(top: Fields) -> CpuTarget | None:
         Kernel(k.text("isa"), k.text("arch"), k.texts("features", 256), k.path("file"))
         for k in fields.objects("kernels", 64)
     )
-    return CpuTarget(fields.path("graph"), fields.path("plan"), fields.path("weights"),
-                     fields.texts("weight_order", 2**20), kernels)
+    return CpuTarget(
+        fields.path("graph"),
+        fields.path("plan"),
+        fields.path("weights"),
+        fields.texts("weight_order", 2**20),
+        kernels,
+    )
 
 
 def _files(fields: Fields) -> dict[str, FileEntry]:

@@ -21,8 +21,15 @@ class Request:
     """
 
     def __init__(
-        self, sampling: Sampling, seed: int, sequences: list[Sequence], ends: frozenset[int],
-        cancel: Callable[[Request], None], *, prompt_index: int = 0, submitted_s: float = 0.0,
+        self,
+        sampling: Sampling,
+        seed: int,
+        sequences: list[Sequence],
+        ends: frozenset[int],
+        cancel: Callable[[Request], None],
+        *,
+        prompt_index: int = 0,
+        submitted_s: float = 0.0,
     ) -> None:
         self.sampling, self.seed, self.prompt_index = sampling, seed, prompt_index
         self.sequences, self.ends, self.submitted_s = sequences, ends, submitted_s

@@ -66,8 +66,15 @@ def kept(
 
 
 def sample(
-    logits: np.ndarray, *, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0,
-    seed: int = 0, sample_index: int = 0, position: int = 0,
+    logits: np.ndarray,
+    *,
+    temperature: float,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seed: int = 0,
+    sample_index: int = 0,
+    position: int = 0,
 ) -> int:
     """The token that follows, from one row of logits [V]."""
     if temperature == 0:

@@ -20,7 +20,10 @@ class Tokenizer:
     """
 
     def __init__(
-        self, tokenizer_json: str, config: dict[str, Any] | None = None, template: str | None = None,
+        self,
+        tokenizer_json: str,
+        config: dict[str, Any] | None = None,
+        template: str | None = None,
         bos_token_id: int | None = None,
     ) -> None:
         from tokenizers import Tokenizer as Library  # here: importing the runtime stays light
@@ -48,8 +51,12 @@ class Tokenizer:
         if "tokenizer.json" not in files:
             return None
         texts = {base: _text(artifact, name) for base, name in files.items()}
-        return Tokenizer(texts["tokenizer.json"], _config(texts.get("tokenizer_config.json", "{}")),
-                         texts.get("chat_template.jinja"), artifact.manifest.model.bos_token_id)
+        return Tokenizer(
+            texts["tokenizer.json"],
+            _config(texts.get("tokenizer_config.json", "{}")),
+            texts.get("chat_template.jinja"),
+            artifact.manifest.model.bos_token_id,
+        )
 
     def encode(self, text: str) -> list[int]:
         """A plain text prompt, with the special tokens that the tokenizer adds (a BOS, say)."""
@@ -58,8 +65,11 @@ class Tokenizer:
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Chat messages, up to where the assistant answers. The template writes all special tokens itself."""
         if self._chat is None:
-            raise RequestError("this model has no chat template", where="chat messages",
-                               todo="Give the prompt as text or token ids")
+            raise RequestError(
+                "this model has no chat template",
+                where="chat messages",
+                todo="Give the prompt as text or token ids",
+            )
         return self._ids(self._chat.render(messages), add_special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -119,6 +129,8 @@ def _template(value: Any) -> str | None:
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
     names = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-    found = {name: config[name].get("content") if isinstance(config.get(name), dict) else config.get(name)
-             for name in names}
+    found = {
+        name: config[name].get("content") if isinstance(config.get(name), dict) else config.get(name)
+        for name in names
+    }
     return {name: token for name, token in found.items() if isinstance(token, str)}

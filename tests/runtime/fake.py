@@ -121,16 +121,23 @@ class FakeExecutor:
         rows = range(len(logits))
         ids = [
             sampler.sample(
-                logits[i], temperature=float(args.temperature[i]), top_k=int(args.top_k[i]),
-                top_p=float(args.top_p[i]), min_p=float(args.min_p[i]), seed=int(args.seed[i]),
-                sample_index=int(args.sample_index[i]), position=int(args.position[i]),
+                logits[i],
+                temperature=float(args.temperature[i]),
+                top_k=int(args.top_k[i]),
+                top_p=float(args.top_p[i]),
+                min_p=float(args.min_p[i]),
+                seed=int(args.seed[i]),
+                sample_index=int(args.sample_index[i]),
+                position=int(args.position[i]),
             )
             for i in rows
         ]
         tops = [sampler.top(logits[i], args.num_top) for i in rows]
         return Sampled(
-            np.array(ids, np.int32), self.logprobs(logits, np.array(ids)),
-            np.array([t[0] for t in tops], np.int32), np.array([t[1] for t in tops], np.float32),
+            np.array(ids, np.int32),
+            self.logprobs(logits, np.array(ids)),
+            np.array([t[0] for t in tops], np.int32),
+            np.array([t[1] for t in tops], np.float32),
         )
 
     def logprobs(self, logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
@@ -147,9 +154,16 @@ class FakeExecutor:
 
 
 def fake_engine(
-    *, kv_blocks: int | list[int] = 64, windows: tuple[int | None, ...] = (None,), max_step_tokens: int = 64,
-    max_requests: int = 16, score_rows: int = 128, prefix_cache: bool = True, max_context: int = 256,
-    tokenizer=None, eos: tuple[int, ...] = (),
+    *,
+    kv_blocks: int | list[int] = 64,
+    windows: tuple[int | None, ...] = (None,),
+    max_step_tokens: int = 64,
+    max_requests: int = 16,
+    score_rows: int = 128,
+    prefix_cache: bool = True,
+    max_context: int = 256,
+    tokenizer=None,
+    eos: tuple[int, ...] = (),
 ) -> Engine:
     counts = [kv_blocks] * len(windows) if isinstance(kv_blocks, int) else kv_blocks
     executor = FakeExecutor(counts, list(windows))

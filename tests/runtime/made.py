@@ -34,14 +34,23 @@ def manifest(files: dict[str, bytes], **changes: Any) -> dict[str, Any]:
     kernel = {"isa": "any", "arch": os.uname().machine, "features": [], "sources": [], "flags": []}
     kernel["file"] = "targets/cpu/kernels/forward.any.so"
     target = {
-        "graph": "targets/cpu/graph.ir", "plan": "targets/cpu/plan.json",
-        "weights": "weights/cpu.safetensors", "weight_order": ["w0", "w1"], "kernels": [kernel],
+        "graph": "targets/cpu/graph.ir",
+        "plan": "targets/cpu/plan.json",
+        "weights": "weights/cpu.safetensors",
+        "weight_order": ["w0", "w1"],
+        "kernels": [kernel],
     }
     model = {"dtype": "f32", "vocab_size": 97, "max_context": 256, "bos_token_id": 1, "eos_token_ids": [2]}
     whole = {
-        "format": "octavo", "version": 1, "name": "tiny", "made_by": {}, "source": {"path": "é"},
-        "model": model | {"frozen": {}}, "tokenizer": {"present": False, "files": []},
-        "kv_groups": [group | {"streams": streams}], "targets": {"cpu": target},
+        "format": "octavo",
+        "version": 1,
+        "name": "tiny",
+        "made_by": {},
+        "source": {"path": "é"},
+        "model": model | {"frozen": {}},
+        "tokenizer": {"present": False, "files": []},
+        "kv_groups": [group | {"streams": streams}],
+        "targets": {"cpu": target},
         "files": {name: {"bytes": len(data), "sha256": chunked_sha256(data)} for name, data in files.items()},
     }
     return whole | changes

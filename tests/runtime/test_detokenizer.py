@@ -20,7 +20,9 @@ def byte_level() -> str:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=330, special_tokens=["<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        vocab_size=330,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(TEXT, trainer)
@@ -84,7 +86,7 @@ def test_text_comes_as_early_as_it_is_certain():
     ids = tokenizer.encode("the cat sat 😀")
     deltas = streamed(tokenizer, ids)
     emoji = next(i for i, d in enumerate(deltas) if "😀" in d)
-    assert all(deltas[:emoji - 3]) and emoji == len(ids) - 1
+    assert all(deltas[: emoji - 3]) and emoji == len(ids) - 1
 
 
 def test_special_tokens_have_no_text():

@@ -42,9 +42,7 @@ machines = st.fixed_dictionaries(
     }
 )
 
-MACHINE = dict(
-    windows=(None,), spare_blocks=8, budget=64, max_requests=4, score_rows=8, prefix_cache=False
-)
+MACHINE = dict(windows=(None,), spare_blocks=8, budget=64, max_requests=4, score_rows=8, prefix_cache=False)
 
 
 def build(m) -> Core:
