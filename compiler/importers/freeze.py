@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from compiler.importers.refused import ImportRefused
+
 
 def freeze_rope(model: Any, config: Any, context: int) -> dict[str, str]:
     """Compute the frequencies of dynamic and long rotary embeddings once, as for `context` tokens.
@@ -29,3 +31,21 @@ def freeze_rope(model: Any, config: Any, context: int) -> dict[str, str]:
                 module.rope_type = "default"
             frozen[f"{path}.{prefix}inv_freq"] = f"{kind} rotary embedding at a length of {context}"
     return frozen
+
+
+def divide_frequencies(model: Any, divisors: Any) -> None:
+    """Divide every rotary frequency [D/2] by a number of its own. Raises ImportRefused where they do not
+    fit."""
+    import torch
+
+    divided = torch.from_numpy(divisors)
+    found = [(m, n) for m in model.modules() for n, b in m._buffers.items() if n.endswith("inv_freq")]
+    for module, name in found:
+        if module._buffers[name].shape != divided.shape:
+            raise ImportRefused(
+                f"the file scales {divided.numel()} rotary frequencies, and the model has "
+                f"{module._buffers[name].numel()}: its configuration does not belong to it"
+            )
+        module._buffers[name] = module._buffers[name] / divided
+    if not found:
+        raise ImportRefused("the file scales rotary frequencies, and the model has none")

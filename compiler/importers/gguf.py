@@ -24,12 +24,26 @@ from ir.types import DType, Tensor
 
 _PLAIN = {"F32": DType.F32, "F16": DType.F16, "BF16": DType.BF16, "F64": DType.F64}
 
+ROPE_DIVISORS = "rope_freqs.weight"
+
+_MEANT = {
+    "attention.sliding_window": "sliding_window",
+    "attention.key_length": "head_dim",
+    "attention.scale": "attention_multiplier",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logit_scale",
+}  # from a key of the file to the attribute of the configuration that has its meaning
+
 
 def load_gguf(path: Path, max_context: int | None = None) -> Imported:
     """Import a GGUF file. Raises ImportRefused or WeightError."""
     reader = _open(path)
     with _parsed_once(reader):
         config = _config(path)
+        _refuse_other_values(path, reader, config)
         has_tokenizer = reader.get_field("tokenizer.ggml.model") is not None
         tokenizer_files = convert_tokenizer(path.parent, gguf_file=path.name) if has_tokenizer else {}
         _refuse_unread(path, reader, config)
@@ -42,6 +56,7 @@ def load_gguf(path: Path, max_context: int | None = None) -> Imported:
         source=("gguf", str(path), (path.name,)),
         eos=tuple(v for v in [_number(reader, "tokenizer.ggml.eos_token_id")] if v is not None),
         bos=_number(reader, "tokenizer.ggml.bos_token_id"),
+        frequency_divisors=_frequency_divisors(reader),
         tokenizer_files=tokenizer_files,
     )
 
@@ -174,14 +189,57 @@ def _by_name(path: Path, reader: Any, config: Any, layout: _Layout) -> Mapping[s
     """The file's tensors under the model's names. Raises ImportRefused on one without a place there."""
     from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
 
-    names = get_gguf_hf_weights_map(instantiate(config), layout.processor)
-    unknown = [t.name for t in reader.tensors if t.name not in names]
+    model = instantiate(config)
+    _refuse_other_rotary_size(path, reader, model)
+    names = get_gguf_hf_weights_map(model, layout.processor)
+    tensors = [t for t in reader.tensors if t.name != ROPE_DIVISORS]
+    unknown = [t.name for t in tensors if t.name not in names]
     if unknown:
         raise ImportRefused(
             f"{path}: the model has no place for tensor {unknown[0]!r}, so it would not be computed as the "
             "file means it; import the Hugging Face checkpoint that the file was made from"
         )
-    return {names[t.name]: t for t in reader.tensors}
+    return {names[t.name]: t for t in tensors}
+
+
+def _frequency_divisors(reader: Any) -> Array | None:
+    """By how much each rotary frequency is divided, which transformers does not read."""
+    tensor = next((t for t in reader.tensors if t.name == ROPE_DIVISORS), None)
+    return None if tensor is None else np.array(tensor.data, np.float32)
+
+
+def _refuse_other_values(path: Path, reader: Any, config: Any) -> None:
+    """What transformers does not read of a file must be what it assumes instead."""
+    architecture, length = (
+        _text(reader, "general.architecture"),
+        getattr(config, "max_position_embeddings", 0),
+    )
+    for key, attribute in _MEANT.items():
+        field = reader.get_field(f"{architecture}.{key}")
+        if field is None or isinstance(meant := field.contents(), list | str):
+            continue
+        used = getattr(config, attribute, None)
+        if key == "attention.sliding_window" and not used and (not meant or meant >= (length or 0)):
+            continue
+        if used is None and attribute == "head_dim":
+            used = config.hidden_size // config.num_attention_heads
+        if used is None or not np.isclose(float(used), float(meant), rtol=1e-5):
+            raise ImportRefused(
+                f"{path}: {architecture}.{key} is {meant}, which transformers does not read (it takes "
+                f"{attribute}={used}); import the Hugging Face checkpoint that the file was made from"
+            )
+
+
+def _refuse_other_rotary_size(path: Path, reader: Any, model: Any) -> None:
+    """As many elements must be rotated as the file says."""
+    key = f"{_text(reader, 'general.architecture')}.rope.dimension_count"
+    count = _number(reader, key)
+    sizes = {2 * int(b.shape[0]) for name, b in model.named_buffers() if name.endswith("inv_freq")}
+    if count is not None and sizes and count not in sizes:
+        raise ImportRefused(
+            f"{path}: {key} is {count}, but transformers rotates {min(sizes)} elements of this model; import "
+            "the Hugging Face checkpoint that the file was made from"
+        )
 
 
 def _refuse_unread(path: Path, reader: Any, config: Any) -> None:

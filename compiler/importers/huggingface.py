@@ -14,7 +14,7 @@ from typing import Any
 from compiler.importers.aten import SUPPORTED, import_program
 from compiler.importers.constants import constants_kept
 from compiler.importers.export import EXAMPLE_LENGTH, export_program, quiet
-from compiler.importers.freeze import freeze_rope
+from compiler.importers.freeze import divide_frequencies, freeze_rope
 from compiler.importers.markers import NAME, attention_markers, one_sequence
 from compiler.importers.model import Imported, ModelInfo
 from compiler.importers.placeholders import Names, constants_of, program_of
@@ -90,12 +90,18 @@ def import_model(
     eos: tuple[int, ...] = (),
     bos: int | None = None,
     tokenizer_files: Mapping[str, bytes] | None = None,
+    frequency_divisors: Any = None,
 ) -> Imported:
-    """The graph of a configuration, over the weights of a checkpoint."""
+    """The graph of a configuration, over the weights of a checkpoint.
+
+    frequency_divisors: what the rotary frequencies [D/2] are divided by, beyond the configuration.
+    """
     config = config.get_text_config(decoder=True)
     model = instantiate(config)
     context = max_context or config_context(config)
     frozen = freeze_rope(model, config, context)
+    if frequency_divisors is not None:
+        divide_frequencies(model, frequency_divisors)
     names = Names(model, stored_names(model, weights.names))
     names.move_buffers(model)
     graph = export_graph(model, context, name, names)

@@ -160,9 +160,27 @@ def test_the_tokenizer_and_its_ids_come_along(case: tuple[Any, Imported]) -> Non
 
 
 def test_a_tensor_that_transformers_would_ignore_is_refused(tmp_path: Path) -> None:
-    arrays = stored(build()) | {"rope_freqs.weight": np.ones(8, np.float32)}
-    with pytest.raises(ImportRefused, match="no place for tensor 'rope_freqs.weight'"):
+    arrays = stored(build()) | {"blk.0.attn_q_norm.weight": np.ones(8, np.float32)}
+    with pytest.raises(ImportRefused, match="no place for tensor 'blk.0.attn_q_norm.weight'"):
         load(write(tmp_path / "m.gguf", arrays, Quant.F32))
+
+
+def test_rotary_frequencies_are_divided_by_what_the_file_says(tmp_path: Path) -> None:
+    """As llama.cpp's converter stores a llama3 rotary embedding."""
+    plain, scaling = build(), dict(
+        rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+        original_max_position_embeddings=64,
+    )  # fmt: skip
+    config = transformers.LlamaConfig.from_dict(plain.config.to_dict() | {"rope_parameters": scaling})
+    model = transformers.LlamaForCausalLM(config).eval()
+    model.load_state_dict(plain.state_dict())
+    divisors = (plain.model.rotary_emb.inv_freq / model.model.rotary_emb.inv_freq).numpy()
+    assert divisors.max() > 7 and divisors.min() < 1.01
+    imported = load(write(tmp_path / "m.gguf", stored(plain) | {"rope_freqs.weight": divisors}, Quant.F32))
+    assert max(worst(imported, model, length, VOCAB) for length in (1, 17, 60)) <= TOLERANCE
+    assert worst(imported, plain, 60, VOCAB) > 100 * TOLERANCE
+    with pytest.raises(ImportRefused, match="scales 3 rotary frequencies, and the model has 8"):
+        load(write(tmp_path / "n.gguf", stored(plain) | {"rope_freqs.weight": divisors[:3]}, Quant.F32))
 
 
 def test_scaled_rotary_embeddings_are_refused(tmp_path: Path) -> None:
