@@ -39,6 +39,7 @@ demo: $(DEMO_ENGINE)/manifest.json
 
 lint: .venv/installed
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/pyright --warnings
 
 test: lint test-quick test-slow
