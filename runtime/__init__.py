@@ -6,9 +6,10 @@ or sympy.
 
 from runtime.artifact import Artifact
 from runtime.completion import Completion, Event, Timings, TokenLogprob
-from runtime.engine import Engine, Stats, load
+from runtime.engine import Engine, Stats
 from runtime.errors import ArtifactError, EngineError, OctavoError, RequestError, ResourceError
 from runtime.generate import generate
+from runtime.load import load
 from runtime.request import Request
 from runtime.sampling import Sampling
 

@@ -1,4 +1,4 @@
-"""An engine: an artifact loaded, its cache planned, its thread stepping while there are requests."""
+"""An engine: what is loaded of an artifact, and the thread that steps while there are requests."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from runtime import machine
-from runtime.artifact import Artifact, Verify
-from runtime.budget import plan_blocks
-from runtime.cache import Cache, Group
+from runtime.cache import Cache
 from runtime.core import Core
-from runtime.errors import EngineError, RequestError, ResourceError
+from runtime.errors import EngineError, RequestError
 from runtime.executor import Executor
 from runtime.manifest import Model
 from runtime.output import Output
@@ -47,52 +44,6 @@ class Stats:
     blocks_used: list[int]
     blocks_free: list[int]
     blocks_cached: list[int]  # of the free ones, those that a prefix hit can revive
-
-
-def load(
-    path: str | os.PathLike[str],
-    *,
-    threads: int | None = None,
-    kv_blocks: int | None = None,
-    kv_memory: int | str | None = None,
-    max_step_tokens: int | None = None,
-    max_requests: int | None = None,
-    prefix_cache: bool = True,
-    verify: Verify = "full",
-    digest: str | None = None,
-    isa: str | None = None,
-) -> Engine:
-    """Load an artifact.
-
-    threads: default, the cores this process may use. kv_blocks: blocks of 16 tokens in every KV group;
-    kv_memory: bytes instead, or a text like "2GiB"; default, half of the free memory, or less if max_requests
-    (64) requests of the whole context need less. max_step_tokens (512): tokens computed at once, over all
-    requests. verify="fast" does not hash the weights. digest: what the manifest's digest must be. isa: a
-    kernel by name instead of the best that fits. Raises ArtifactError, ResourceError.
-    """
-    from runtime.cpu import CpuExecutor
-
-    limits = Limits(_count("max_step_tokens", max_step_tokens, 512), _count("max_requests", max_requests, 64))
-    num_threads = _count("threads", threads, machine.default_threads())
-    artifact = Artifact.open(path, verify=verify, digest=digest)
-    model, groups = artifact.manifest.model, artifact.manifest.kv_groups
-    counts = plan_blocks(groups, limits, model.max_context, kv_blocks, kv_memory)
-    cache = Cache(
-        [Group(count, group.window) for count, group in zip(counts, groups, strict=True)],
-        block=groups[0].block if groups else 16,
-        prefix_cache=prefix_cache,
-        salt=os.urandom(16),
-    )
-    tokenizer = Tokenizer.of(artifact)
-    return Engine(CpuExecutor(artifact, limits, counts, num_threads, isa), model, cache, limits, tokenizer)
-
-
-def _count(name: str, value: int | None, default: int) -> int:
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**20:
-        raise ResourceError(f"{name} = {value!r}", todo="Use an integer from 1 to 1048576")
-    return value
 
 
 class Engine:
@@ -156,8 +107,6 @@ class Engine:
                 prompt_index=prompt_index,
                 submitted_s=time.monotonic(),
             )
-            for seq in sequences:
-                seq.request = request
             self._number += 1
             self._open.add(request)
             self._calls.append((self._core.add, request))

@@ -14,8 +14,9 @@ from typing import Any, cast
 import numpy as np
 
 from runtime.completion import Completion, Event
-from runtime.engine import Engine, load
+from runtime.engine import Engine
 from runtime.errors import RequestError, shorten
+from runtime.load import load
 from runtime.prompt import Prompt, as_prompts
 from runtime.request import Request
 from runtime.sampling import Sampling

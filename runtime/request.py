@@ -33,6 +33,8 @@ class Request:
     ) -> None:
         self.sampling, self.seed, self.prompt_index = sampling, seed, prompt_index
         self.sequences, self.ends, self.submitted_s = sequences, ends, submitted_s
+        for seq in sequences:
+            seq.request = self
         self._cancel = cancel
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
