@@ -6,8 +6,12 @@ so that a compile which is interrupted or killed leaves what was there before.
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import glob
 import json
 import os
+import secrets
 import shutil
 from pathlib import Path
 from types import TracebackType
@@ -27,12 +31,11 @@ class ArtifactWriter:
     def __init__(self, out: Path, force: bool = False) -> None:
         self.out = Path(os.path.abspath(out))
         self.force = force
-        self.root = self.out.parent / f".{self.out.name}.partial-{os.getpid()}"
+        self.root = self.out.parent / f".{self.out.name}.partial-{os.getpid()}-{secrets.token_hex(4)}"
         check_replaceable(self.out, force)
 
     def __enter__(self) -> ArtifactWriter:
         remove_abandoned(self.out)
-        shutil.rmtree(self.root, ignore_errors=True)
         self.root.mkdir(parents=True)
         return self
 
@@ -62,7 +65,8 @@ class ArtifactWriter:
         self.write("manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
 
     def publish(self) -> Path:
-        """Move the sealed artifact into place."""
+        """Move the sealed artifact into place. Raises CompileError if meanwhile something else came there."""
+        check_replaceable(self.out, self.force)
         replace_directory(self.root, self.out)
         return self.out
 
@@ -88,15 +92,15 @@ def is_artifact(path: Path) -> bool:
     """Whether a directory has a manifest that calls it an engine artifact, of whatever version."""
     try:
         manifest = json.loads((path / "manifest.json").read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(manifest, dict) and manifest.get("format") == FORMAT
 
 
 def remove_abandoned(out: Path) -> None:
     """Remove what killed compiles of the same artifact left behind: directories whose process is gone."""
-    for path in out.parent.glob(f".{out.name}.partial-*"):
-        owner = path.name.rpartition("-")[2]
+    for path in out.parent.glob(f".{glob.escape(out.name)}.partial-*-*"):
+        owner = path.name.rsplit("-", 2)[1]
         if owner.isdigit() and not _is_running(int(owner)):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -112,15 +116,34 @@ def _is_running(pid: int) -> bool:
 
 
 def replace_directory(new: Path, out: Path) -> None:
-    """Move `new` to `out`; what was at `out` stays readable to those who have it open, and is removed."""
-    old = out.parent / f".{out.name}.old-{os.getpid()}"
-    if out.exists():
-        os.rename(out, old)
+    """Move `new` to `out` in one step; what was there stays readable to those who have it open, and is
+    removed. Whoever else does the same at once comes before or after.
+    """
+    try:
+        os.rename(new, out)  # onto nothing, or an empty directory
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        if not _exchange(new, out):
+            return _replace_in_two_steps(new, out)
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Swap two directories at once (Linux's renameat2); False where the system or the file system cannot."""
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    return rename is not None and rename(here, bytes(first), here, bytes(second), exchange) == 0
+
+
+def _replace_in_two_steps(new: Path, out: Path) -> None:
+    """For an instant nothing is at `out`."""
+    old = new.with_name(new.name + ".old")
+    os.rename(out, old)
     try:
         os.rename(new, out)
     except OSError:
-        if old.exists():
-            os.rename(old, out)
+        os.rename(old, out)
         raise
     shutil.rmtree(old, ignore_errors=True)
 

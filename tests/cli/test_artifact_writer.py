@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from compiler import artifact
 from compiler.artifact import ArtifactWriter
 from compiler.errors import CompileError
 
@@ -58,6 +59,37 @@ def test_a_killed_compile_leaves_no_artifact_and_the_next_one_tidies_up(tmp_path
     assert len(list(tmp_path.iterdir())) == 1
     write(tmp_path / "m.octavo")
     assert [p.name for p in tmp_path.iterdir()] == ["m.octavo"]
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_what_appears_while_compiling_is_not_overwritten(
+    tmp_path: Path, can_exchange: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not can_exchange:
+        monkeypatch.setattr(artifact, "_exchange", lambda first, second: False)
+    out = tmp_path / "m[1]*.octavo"
+    write(out, "first")
+    with ArtifactWriter(out) as one, ArtifactWriter(out) as other:  # at once, in one process
+        for writer, content in ((one, "one"), (other, "other")):
+            writer.write("targets/cpu/graph.ir", content)
+            writer.seal({"name": "m"})
+            writer.publish()
+            assert (out / "targets/cpu/graph.ir").read_text() == content
+    assert [p.name for p in tmp_path.iterdir()] == [out.name]
+    with pytest.raises(CompileError, match="not an engine artifact"):
+        with ArtifactWriter(tmp_path / "n.octavo") as writer:
+            writer.seal({"name": "n"})
+            (tmp_path / "n.octavo").mkdir()
+            (tmp_path / "n.octavo/thesis.txt").write_text("years")
+            writer.publish()
+    assert (tmp_path / "n.octavo/thesis.txt").read_text() == "years"
+
+
+def test_a_manifest_that_nests_too_deep_is_no_artifact(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m/manifest.json").write_text("[" * 100_000)
+    with pytest.raises(CompileError, match="not an engine artifact"):
+        write(tmp_path / "m")
 
 
 @pytest.mark.parametrize("kind", ["directory", "file", "symlink"])
