@@ -27,6 +27,7 @@ from passes.base import PassError
 
 TARGETS = ("cpu",)
 DTYPES = ("f32", "bf16")
+MAX_CONTEXT = 2**28  # tokens; what a manifest may say
 WEIGHTS = "weights/cpu.safetensors"
 GRAPH = "targets/cpu/graph.ir"
 PLAN = "targets/cpu/plan.json"
@@ -62,8 +63,8 @@ def _check_options(target: str, dtype: str, max_context: int | None) -> None:
         raise CompileError(f"--target {target}: not a target. There is {', '.join(TARGETS)}")
     if dtype not in DTYPES:
         raise CompileError(f"--dtype {dtype}: not an element type of weights. There are {', '.join(DTYPES)}")
-    if max_context is not None and max_context < 1:
-        raise CompileError(f"--max-context {max_context}: must be at least 1")
+    if max_context is not None and not 1 <= max_context <= MAX_CONTEXT:
+        raise CompileError(f"--max-context {max_context}: must be from 1 to {MAX_CONTEXT}")
 
 
 class Compile:

@@ -6,6 +6,7 @@ The file's pages belong to the page cache; the process itself holds one chunk of
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,8 @@ def _write_header(path: Path, order: Sequence[PackedWeight]) -> tuple[list[int],
     header += b" " * (-(len(header) + 8) % ALIGNMENT)
     with path.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
-        file.truncate(8 + len(header) + end)
+        # Takes the room at once: on a full disk a mapped page that has none is a SIGBUS.
+        os.posix_fallocate(file.fileno(), 0, 8 + len(header) + end)
     return offsets, 8 + len(header)
 
 

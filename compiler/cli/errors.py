@@ -12,14 +12,7 @@ from runtime.errors import OctavoError
 BAD_INPUT = 2
 OUR_FAULT = 1
 COMPILE_LIBRARIES = ("torch", "transformers", "accelerate", "gguf", "onnx", "sympy", "networkx", "ml_dtypes")
-INPUT_ERRORS = (
-    CompileError,
-    OctavoError,
-    FileNotFoundError,
-    NotADirectoryError,
-    IsADirectoryError,
-    PermissionError,
-)
+INPUT_ERRORS = (CompileError, OctavoError, OSError)  # OSError: a path, a full disk, a broken device
 
 
 def debug_level() -> int:

@@ -61,6 +61,8 @@ def test_help_is_quick() -> None:
         (["inspect", "README.md"], "octavo: "),
         (["compile", "nowhere", "-o", "/tmp/x.octavo"], "octavo: nowhere"),
         (["compile", "docs", "-o", "docs"], "exists and is not an engine artifact"),
+        (["compile", "docs", "-o", "x" * 300], "File name too long"),
+        (["compile", "docs", "-o", "x.octavo", "--max-context", "99999999999"], "octavo: --max-context"),
         (["compile", "docs", "-o", "x.octavo", "--dtype", "f8"], "octavo: --dtype f8"),
         (["compile", "docs", "-o", "x.octavo", "--target", "abacus"], "octavo: --target abacus"),
     ],
