@@ -50,6 +50,10 @@ def test_helpers(source, text):
         "{{ self.__init__.__globals__ }}",
         "{% include '/etc/passwd' %}",
         "{{ range(10**9) | list }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% for a in b %}" * 30 + "{% endfor %}" * 30,
+        "{{ 'a' * 10**18 }}",
+        "{{ messages.x.y }}",
     ],
 )
 def test_templates_are_confined(source):
