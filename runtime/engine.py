@@ -165,11 +165,9 @@ class Engine:
 
     def _sequence(self, sample: int, ids: np.ndarray, sampling: Sampling) -> Sequence:
         score = sampling.prompt_logprobs is not None and sample == 0
-        seq = Sequence(
-            (self._number, sample), ids, sampling.max_new_tokens, self.model.max_context, score=score
-        )
-        seq.output = Output(self.tokenizer.detokenizer() if self.tokenizer else None, sampling.stop)
-        return seq
+        output = Output(self.tokenizer.detokenizer() if self.tokenizer else None, sampling.stop)
+        order, context = (self._number, sample), self.model.max_context
+        return Sequence(order, ids, sampling.max_new_tokens, context, output, score=score)
 
     def _check(self, ids: np.ndarray, sampling: Sampling) -> None:
         context, vocab_size = self.model.max_context, self.model.vocab_size

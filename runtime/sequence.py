@@ -25,6 +25,7 @@ class Sequence:
         prompt: np.ndarray,
         max_new_tokens: int,
         max_context: int,
+        output: Output,
         *,
         score: bool = False,
     ) -> None:
@@ -38,13 +39,11 @@ class Sequence:
         self.score, self.scored = score, 0
         self.tables: list[Table] = []
         self.chain: list[Sealed] = []
-        self.forks: list[
-            Sequence
-        ] = []  # samples that start from this one's blocks once its prompt is computed
+        self.forks: list[Sequence] = []  # that start from this one's blocks once its prompt is computed
         self.finished = False
         self.cached_tokens: int | None = None  # skipped by a prefix hit or a fork, when it first ran
-        self.output: Output
-        self.request: Request
+        self.output = output
+        self.request: Request  # says so itself, when it is made of its sequences
 
     @property
     def sample_index(self) -> int:

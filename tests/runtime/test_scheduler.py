@@ -59,12 +59,10 @@ def make(number: int, r) -> Request:
     scores = 1 if r["score"] else None
     sampling = Sampling(r["new"], temperature=1.0, seed=number, n=r["n"], prompt_logprobs=scores)
     sequences = [
-        Sequence((number, i), prompt, r["new"], CONTEXT, score=r["score"] and i == 0) for i in range(r["n"])
+        Sequence((number, i), prompt, r["new"], CONTEXT, Output(None, ()), score=r["score"] and i == 0)
+        for i in range(r["n"])
     ]
-    request = Request(sampling, number, sequences, frozenset(), lambda _: None)
-    for seq in sequences:
-        seq.request, seq.output = request, Output(None, ())
-    return request
+    return Request(sampling, number, sequences, frozenset(), lambda _: None)
 
 
 @settings(max_examples=60, deadline=None)
