@@ -20,6 +20,11 @@ from passes.dce import Dce
 SIZES = {"S": 5, "T": 5}
 
 
+def graph_text(head: str, *lines: str, out: str = "z") -> str:
+    """A graph's text from its header, which ends in `{`, its ops and the name of its output."""
+    return "\n".join([head, *lines, f"return %{out}", "}"])
+
+
 def read(text: str) -> Graph:
     graph = parse(text)
     verify(graph)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from ir.text.printer import print_graph
 from passes.canonicalize import Canonicalize
-from tests.passes.checks import apply, expect, read, refuse
+from tests.passes.checks import apply, expect, graph_text, read, refuse
 
 HEAD = "graph @g(%x: f32[1,S,8], %y: f32[1,S,8]) dims {S: 1..64} {"
-
-
-def body(*lines: str, out: str = "z") -> str:
-    return "\n".join([HEAD, *lines, f"return %{out}", "}"])
+body = partial(graph_text, HEAD)
 
 
 def test_no_ops_go_and_the_output_keeps_its_name() -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from passes.fuse_epilogue import FuseEpilogue
-from tests.passes.checks import apply, expect, refuse
+from tests.passes.checks import apply, expect, graph_text, refuse
 
 HEAD = "graph @g(%x: f32[T,8], %r: f32[T,8], %u: f32[T,6]) dims {T: 1..64} {"
-
-
-def body(*lines: str, out: str = "z") -> str:
-    return "\n".join([HEAD, *lines, f"return %{out}", "}"])
+body = partial(graph_text, HEAD)
 
 
 def test_bias_activation_and_residual_become_one_linear() -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from passes.fuse_norm import FuseNorm
-from tests.passes.checks import apply, expect, refuse
+from tests.passes.checks import apply, expect, graph_text, refuse
 
 HEAD = "graph @g(%x: f32[1,S,8], %y: f32[1,S,8]) dims {S: 1..64} {"
-
-
-def body(*lines: str, out: str = "z") -> str:
-    return "\n".join([HEAD, *lines, f"return %{out}", "}"])
-
+body = partial(graph_text, HEAD)
 
 MEANS = {
     "mean": ["%m = mean %q {axes=[2], keepdims=true} : f32[1,S,1]"],

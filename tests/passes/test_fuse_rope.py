@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from passes.canonicalize import Canonicalize
 from passes.cse import Cse
 from passes.dce import Dce
 from passes.fuse_rope import FuseRope
-from tests.passes.checks import apply, assert_same_numbers, expect, read, refuse
+from tests.passes.checks import apply, assert_same_numbers, expect, graph_text, read, refuse
 
 HEAD = "graph @g(%x: f32[1,3,S,8], %f: f32[1,S,4], %n: f32[1,S,2]) dims {S: 1..64} {"
-
-
-def body(*lines: str, out: str = "z") -> str:
-    return "\n".join([HEAD, *lines, f"return %{out}", "}"])
-
+body = partial(graph_text, HEAD)
 
 ANGLES = [
     "%ff = concat %f, %f {axis=2} : f32[1,S,8]",

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ir.graph import Graph, Op
 from passes.fuse_epilogue import FuseEpilogue
 from passes.merge_linears import MergeLinears
-from tests.passes.checks import apply, expect
+from tests.passes.checks import apply, expect, graph_text
 
 HEAD = "graph @g(%x: f32[1,S,8], %y: f32[1,S,8]) dims {S: 1..64} {"
-
-
-def body(*lines: str, out: str = "z") -> str:
-    return "\n".join([HEAD, *lines, f"return %{out}", "}"])
-
+body = partial(graph_text, HEAD)
 
 QKV = [
     "%l0.q = linear %x, @wq: f32[12,8] : f32[1,S,12] // h.0.attn.q",
