@@ -10,6 +10,7 @@ import sympy
 from compiler.importers.context import Context
 from compiler.importers.refused import ImportRefused
 from ir.dims import product
+from ir.graph import Scalar
 from ir.types import DType
 
 Convert = Callable[..., Any]
@@ -183,6 +184,15 @@ def _index(c: Context, x: Any, indices: Any) -> Any:
     return c.op("take", joined, flat, axis=first)
 
 
+def _index_put(c: Context, x: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
+    """x[mask] = number: the one form whose sizes do not depend on values."""
+    mask = indices[0]
+    is_fill = len(indices) == 1 and c.type(mask).dtype is DType.BOOL and c.type(mask).shape == c.type(x).shape
+    if accumulate or not is_fill or (not isinstance(values, Scalar) and c.type(values).shape != ()):
+        raise ImportRefused("writing at indices has no op; x[mask] = number and slices have")
+    return c.op("where", mask, c.operand(values, c.out.dtype), c.tensor(x))
+
+
 def _from_start(c: Context, index: Any, size: Any, x: Any) -> Any:
     """An index that is never negative: torch counts negative ones from the end."""
     index = c.tensor(index, DType.I32)
@@ -257,6 +267,7 @@ TABLE: dict[str, Convert] = {
     "aten.pad.default": lambda c, x, pad, mode="constant", value=None: _pad_constant(c, x, pad, mode, value),
     "aten.index_select.default": _index_select,
     "aten.index.Tensor": _index,
+    "aten.index_put.default": _index_put,
     "aten.slice_scatter.default": _slice_scatter,
     "aten.select_scatter.default": _select_scatter,
     "aten.embedding.default": _embedding,

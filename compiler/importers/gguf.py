@@ -18,7 +18,7 @@ import numpy as np
 from compiler.importers.export import quiet
 from compiler.importers.huggingface import convert_tokenizer, import_model, instantiate
 from compiler.importers.model import Imported
-from compiler.importers.refused import ImportRefused
+from compiler.importers.refused import ImportRefused, one_line
 from compiler.weights import Array, WeightError
 from ir.types import DType, Tensor
 
@@ -179,9 +179,9 @@ def _config(path: Path) -> Any:
     with quiet():
         try:
             return AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
-        except (ValueError, KeyError, OSError) as error:
+        except Exception as error:  # whatever a wrong field makes of the many configuration classes
             raise ImportRefused(
-                f"{path}: transformers cannot read the model's configuration: {error}"
+                f"{path}: transformers cannot read the model's configuration: {one_line(error)}"
             ) from error
 
 

@@ -16,9 +16,9 @@ from compiler.importers.constants import constants_kept
 from compiler.importers.export import EXAMPLE_LENGTH, export_program, quiet
 from compiler.importers.freeze import divide_frequencies, freeze_rope
 from compiler.importers.markers import NAME, attention_markers, one_sequence
-from compiler.importers.model import Imported, ModelInfo
+from compiler.importers.model import MAX_CONTEXT, Imported, ModelInfo
 from compiler.importers.placeholders import Names, constants_of, program_of
-from compiler.importers.refused import ImportRefused
+from compiler.importers.refused import ImportRefused, one_line
 from compiler.weights import LayeredSource, WeightSource, check_weights, open_checkpoint
 from ir.graph import Graph
 
@@ -65,7 +65,8 @@ def read_config(directory: Path) -> Any:
             "run. If transformers has the model type itself, remove auto_map from a copy of config.json"
         )
     if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unknown")
+        quantised = raw["quantization_config"]
+        method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
         raise ImportRefused(
             f"{directory}: the checkpoint is quantised ({method}); compile the one that it was made from"
         )
@@ -74,9 +75,9 @@ def read_config(directory: Path) -> Any:
     with quiet():
         try:
             return AutoConfig.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
-        except (ValueError, KeyError, OSError) as error:
+        except Exception as error:  # whatever a wrong field makes of the many configuration classes
             raise ImportRefused(
-                f"{directory}/config.json: transformers does not know this model: {error}"
+                f"{directory}/config.json: transformers does not know this model: {one_line(error)}"
             ) from error
 
 
@@ -96,25 +97,28 @@ def import_model(
 
     frequency_divisors: what the rotary frequencies [D/2] are divided by, beyond the configuration.
     """
+    model, stored = choose_model(config, weights.names)
     config = config.get_text_config(decoder=True)
-    model = instantiate(config)
     context = max_context or config_context(config)
     frozen = freeze_rope(model, config, context)
     if frequency_divisors is not None:
         divide_frequencies(model, frequency_divisors)
-    names = Names(model, stored_names(model, weights.names))
+    names = Names(model, stored)
     names.move_buffers(model)
     graph = export_graph(model, context, name, names)
     constants = constants_of(model, names, graph)
     layered = LayeredSource((constants, weights), names.renames)
     check_weights(graph, layered)
+    vocab_size = int(graph.outputs[0].type.shape[2])  # type: ignore[union-attr]
+    starts = _inside(_ids(config.bos_token_id), vocab_size)
+    ends = _inside((*eos, *_ids(config.eos_token_id)), vocab_size)
     used = {names.stored.get(w.name) for w in graph.weights}
     info = ModelInfo(
         name=name,
-        vocab_size=int(graph.outputs[0].type.shape[2]),  # type: ignore[union-attr]
+        vocab_size=vocab_size,
         max_context=context,
-        bos_token_id=next(iter(_ids(config.bos_token_id)), bos),
-        eos_token_ids=tuple(dict.fromkeys((*eos, *_ids(config.eos_token_id)))),
+        bos_token_id=next(iter(starts), bos),
+        eos_token_ids=ends,
         frozen=frozen,
         source_kind=source[0],
         source_path=source[1],
@@ -124,12 +128,41 @@ def import_model(
     return Imported(graph, layered, info, dict(tokenizer_files or {}))
 
 
+def choose_model(config: Any, stored: tuple[str, ...]) -> tuple[Any, dict[str, str]]:
+    """The causal language model of a configuration, and stored_names of it.
+
+    Of a configuration with several parts it is the text part or the whole, of which text alone is computed:
+    the one of which the checkpoint holds more.
+    """
+    text = config.get_text_config(decoder=True)
+    parts = [part for part in (text, config) if has_language_model(part)][: 1 if text is config else 2]
+    found = [(model, stored_names(model, stored)) for model in map(instantiate, parts or [text])]
+    return min(found, key=lambda pair: _num_missing(*pair))
+
+
+def _num_missing(model: Any, names: Mapping[str, str]) -> int:
+    """Parameters that are not stored under any of their names."""
+    groups: dict[int, bool] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        groups[id(parameter)] = groups.get(id(parameter), False) or name in names
+    return sum(not is_stored for is_stored in groups.values())
+
+
+def has_language_model(config: Any) -> bool:
+    from transformers import AutoModelForCausalLM
+
+    mapping: Any = AutoModelForCausalLM._model_mapping
+    return type(config) in mapping
+
+
 def config_context(config: Any) -> int:
     """The context that a configuration promises. Raises ImportRefused where it promises none."""
     for key in _POSITIONS:
         found = getattr(config, key, None)
-        if isinstance(found, int) and found > 0:
+        if isinstance(found, int) and 0 < found <= MAX_CONTEXT:
             return found
+        if isinstance(found, int) and found > MAX_CONTEXT:
+            raise ImportRefused(f"config.json: {key} = {found}: give a smaller one with --max-context")
     raise ImportRefused("the configuration has no maximum number of positions: give one with --max-context")
 
 
@@ -139,13 +172,19 @@ def instantiate(config: Any) -> Any:
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
-    mapping: Any = AutoModelForCausalLM._model_mapping
-    if type(config) not in mapping:
+    if not has_language_model(config):
         raise ImportRefused(
             f"transformers has no causal language model for the model type {config.model_type!r}"
         )
+    mapping: Any = AutoModelForCausalLM._model_mapping
+    make = mapping[type(config)]._from_config
     with quiet(), init_empty_weights(include_buffers=False):
-        model = mapping[type(config)]._from_config(config, attn_implementation="eager", dtype=torch.float32)
+        try:
+            model = make(config, attn_implementation="eager", dtype=torch.float32)
+        except Exception as error:  # negative or absurd sizes, an unknown activation or rotary type
+            raise ImportRefused(
+                f"config.json makes no {config.model_type} model: {one_line(error)}. Check its fields"
+            ) from error
     model.tie_weights()  # outside: init_empty_weights gives every assigned parameter a tensor of its own
     return model.eval()
 
@@ -246,11 +285,22 @@ def convert_tokenizer(directory: Path, **options: Any) -> dict[str, bytes]:
         return {n: (Path(out) / n).read_bytes() for n in TOKENIZER_FILES if (Path(out) / n).is_file()}
 
 
+def _inside(ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:
+    """Those that are tokens, each once. Others, often a configuration class's defaults, never occur."""
+    return tuple(dict.fromkeys(i for i in ids if 0 <= i < vocab_size))
+
+
 def _ids(value: Any) -> tuple[int, ...]:
     if value is None:
         return ()
     values: Iterable[Any] = value if isinstance(value, list | tuple) else [value]
-    return tuple(int(v) for v in values if v is not None)
+    found = tuple(v for v in values if v is not None)
+    if not all(type(v) is int for v in found):
+        raise ImportRefused(
+            f"bos_token_id or eos_token_id is {value!r} in config.json or generation_config.json; they are "
+            "token ids. Correct it in the checkpoint"
+        )
+    return found
 
 
 def _read_json(path: Path, required: bool = False) -> dict[str, Any]:
@@ -262,7 +312,7 @@ def _read_json(path: Path, required: bool = False) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ImportRefused(f"{path} is not valid JSON: {error}") from None
     if not isinstance(found, dict):
         raise ImportRefused(f"{path} is not a JSON object")

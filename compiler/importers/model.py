@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from compiler.weights import WeightSource
 from ir.graph import Graph
 
+MAX_CONTEXT = 2**28  # tokens; what an artifact's manifest may say
+
 
 @dataclass(frozen=True)
 class ModelInfo:

@@ -7,3 +7,9 @@ from compiler.errors import CompileError
 
 class ImportRefused(CompileError):
     """A model cannot be imported: what, where in the model, and what to do next."""
+
+
+def one_line(error: Exception, most: int = 400) -> str:
+    """What another library's error says, with its type, on one line."""
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return text if len(text) <= most else text[: most - 3] + "..."

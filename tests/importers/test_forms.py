@@ -142,10 +142,29 @@ def test_writes_into_new_tensors() -> None:
             out[..., :40] = logits[..., :40].expm1()
             out[..., 40:] = logits[..., 40:]
             out[..., -1] = 2.0
+            out[out < -1.5] = -1.5
             return out
 
     model = Written(tiny.build_plain())
     agree(model, model)
+
+
+def test_the_text_part_of_a_model_with_several_parts(tmp_path: Path) -> None:
+    """Stored with its other parts, under the names of the whole; only text is computed."""
+    text = tiny.CONFIGS["gemma2"] | {"layer_types": ["sliding_attention", "full_attention"] * 2}
+    text = {k: v for k, v in text.items() if k != "tie_word_embeddings"}
+    vision = dict(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=28
+    )
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    torch.manual_seed(0)
+    model = transformers.Gemma3ForConditionalGeneration._from_config(
+        config, attn_implementation="eager"
+    ).eval()
+    tiny.randomize(model)
+    model.save_pretrained(tmp_path)
+    imported = agree(tmp_path, model)
+    assert any("vision" in name for name in imported.info.unused)
 
 
 @pytest.fixture
