@@ -94,6 +94,11 @@ def _rebuilt(expr: Any) -> Any:
     return again if again == expr else _rebuilt(again)
 
 
+def is_condition(e: Any) -> bool:
+    """Whether an expression is true or false. A symbol is a size or position here; for sympy it is both."""
+    return isinstance(e, Boolean) and not isinstance(e, sympy.Symbol)
+
+
 def product(dims: tuple[Dim, ...]) -> Dim:
     """The number of elements of a shape."""
     constant, symbolic = 1, cast(Any, sympy.Integer(1))

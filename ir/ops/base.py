@@ -11,9 +11,8 @@ from typing import Any, NoReturn, cast
 
 import numpy as np
 import sympy
-from sympy.logic.boolalg import Boolean
 
-from ir.dims import Dim, normalize
+from ir.dims import Dim, is_condition, normalize
 from ir.graph import Attr, Scalar
 from ir.types import KV, DType, Tensor, Type
 
@@ -147,9 +146,9 @@ def is_size(value: Any) -> bool:
     """Whether a value can be a size: no boolean, no predicate, not known to be negative."""
     if isinstance(value, int):
         return type(value) is int and 0 <= value <= MAX_SIZE
-    if isinstance(value, Boolean) and not isinstance(value, sympy.Symbol):  # sympy's symbols are both
+    if is_condition(value) or not isinstance(value, sympy.Expr):
         return False
-    return isinstance(value, sympy.Expr) and bool(value.is_integer) and not value.is_negative
+    return bool(value.is_integer) and not value.is_negative
 
 
 Infer = Callable[[Call], tuple[Type, ...]]

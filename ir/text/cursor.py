@@ -1,21 +1,12 @@
-"""A place in a text's tokens, and the grammar of sizes and predicates over it.
-
-An expression is or-terms of and-terms of comparisons of sums. Operands must be of the right sort and divisors
-positive.
-"""
+"""A place in a text's tokens: taking them one by one, lists of things, strings."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import sympy
-from sympy.logic.boolalg import Boolean
-
-from ir.dims import FloorDiv, Table, symbol
-from ir.text.expressions import ARITY, CALLS
 from ir.text.lexer import Token, tokens
 
 T = TypeVar("T")
@@ -23,9 +14,6 @@ T = TypeVar("T")
 MAX_DEPTH = 48
 MAX_INT = 2**63
 
-_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
-    "<=": sympy.Le, "<": sympy.Lt, ">=": sympy.Ge, ">": sympy.Gt, "==": sympy.Eq, "!=": sympy.Ne,
-}  # fmt: skip
 _KINDS = {
     "value": "a %value", "weight": "a @name", "name": "a name", "int": "an integer", "end": "the text's end",
 }  # fmt: skip
@@ -101,75 +89,6 @@ class Cursor:
         yield
         self._depth -= 1
 
-    def expression(self) -> Any:
-        """A sympy integer expression or predicate."""
-        with self.deeper():
-            return self._joined("|", sympy.Or, lambda: self._joined("&", sympy.And, self._comparison))
-
-    def number(self) -> Any:
-        """An integer expression."""
-        token = self.next
-        return _number(token, self.expression())
-
-    def _joined(self, sign: str, join: Callable[..., Any], item: Callable[[], Any]) -> Any:
-        token = self.next
-        items = [item()]
-        while self.accept(sign):
-            items.append(item())
-        return items[0] if len(items) == 1 else _make(token, join, [_truth(token, i) for i in items])
-
-    def _comparison(self) -> Any:
-        token = self.next
-        if self.accept("~"):
-            with self.deeper():
-                return _make(token, sympy.Not, [_truth(token, self._comparison())])
-        left = self._sum()
-        if not self.at(*_COMPARE):
-            return left
-        sign, right = self.take().text, self._sum()
-        return _make(token, _COMPARE[sign], [_number(token, left), _number(token, right)])
-
-    def _sum(self) -> Any:
-        token = self.next
-        terms = [self._product()]
-        while self.at("+", "-"):
-            sign = self.take().text
-            term = _number(token, self._product())
-            terms.append(term if sign == "+" else -term)
-        return terms[0] if len(terms) == 1 else _make(token, sympy.Add, [_number(token, t) for t in terms])
-
-    def _product(self) -> Any:
-        token = self.next
-        if self.accept("-"):
-            with self.deeper():
-                return -_number(token, self._product())
-        found = self._primary()
-        while self.at("*", "//"):
-            function: Any = sympy.Mul if self.take().text == "*" else FloorDiv
-            found = _call(token, function, (found, self._primary()))
-        return found
-
-    def _primary(self) -> Any:
-        token = self.next
-        if token.kind == "int":
-            return sympy.Integer(self.integer())
-        if self.accept("("):
-            inner = self.expression()
-            self.expect(")")
-            return inner
-        name = self.take("name").text
-        if name in ("true", "false"):
-            return sympy.true if name == "true" else sympy.false
-        if name not in CALLS:
-            return symbol(name)
-        self.expect("(")
-        args = self.several(self.expression, ")")
-        low, high = ARITY[name]
-        if not low <= len(args) <= high:
-            wanted = str(low) if low == high else f"{low} or more"
-            raise token.fail(f"{name} takes {wanted} arguments, not {len(args)}")
-        return _call(token, CALLS[name], args)
-
 
 def unquote(token: Token, text: str) -> str:
     """The string that a quoted text stands for, JSON's rules."""
@@ -177,39 +96,3 @@ def unquote(token: Token, text: str) -> str:
         return str(json.loads(text))
     except json.JSONDecodeError as e:
         raise token.fail(f"malformed string: {e.msg}") from None
-
-
-def _call(token: Token, function: Any, args: tuple[Any, ...]) -> Any:
-    numbers = [_number(token, a) for a in args]
-    if function in _DIVISIONS and numbers[1].is_Integer and numbers[1] <= 0:
-        raise token.fail(f"the divisor {numbers[1]} is not positive")
-    if function is Table and not (numbers[0].is_Integer and numbers[0] >= 0):
-        raise token.fail(f"Table's first argument is the number of a table, not {numbers[0]}")
-    return _make(token, function, numbers)
-
-
-_DIVISIONS = (FloorDiv, CALLS["ceildiv"], CALLS["mod"])
-
-
-def _make(token: Token, function: Any, args: list[Any]) -> Any:
-    """function(*args); whatever sympy has against it is a ParseError."""
-    try:
-        return function(*args)
-    except (TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as e:
-        raise token.fail(str(e)) from None
-
-
-def _is_truth(e: Any) -> bool:
-    return isinstance(e, Boolean) and not isinstance(e, sympy.Symbol)  # sympy's symbols are both
-
-
-def _truth(token: Token, e: Any) -> Any:
-    if not _is_truth(e):
-        raise token.fail(f"{e} is a number where a condition is needed")
-    return e
-
-
-def _number(token: Token, e: Any) -> Any:
-    if _is_truth(e):
-        raise token.fail(f"{e} is a condition where a number is needed")
-    return e

@@ -1,4 +1,4 @@
-"""Printing sizes and predicates. `ir.text.parser` reads back exactly what is printed here."""
+"""Printing sizes and predicates. `ir.text.grammar` reads back exactly what is printed here."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ir.dims import CeilDiv, FloorDiv, Table
 CALLS: dict[str, Any] = {
     "ceildiv": CeilDiv, "mod": sympy.Mod, "min": sympy.Min, "max": sympy.Max, "Table": Table,
 }  # fmt: skip
-
-
-ARITY = {"ceildiv": (2, 2), "mod": (2, 2), "min": (2, 99), "max": (2, 99), "Table": (3, 3)}
+ARITY: dict[str, tuple[int, int | None]] = {  # the fewest and the most arguments
+    "ceildiv": (2, 2), "mod": (2, 2), "min": (2, None), "max": (2, None), "Table": (3, 3),
+}  # fmt: skip
 
 
 def expression(e: Any) -> str:

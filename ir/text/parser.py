@@ -7,7 +7,8 @@ from typing import Any
 from ir.dims import Bounds, normalize
 from ir.graph import Arg, Graph, Op, Scalar, Value, Weight
 from ir.ops.base import ELEMENT_TYPES
-from ir.text.cursor import Cursor, unquote
+from ir.text.cursor import unquote
+from ir.text.grammar import ExpressionParser
 from ir.text.lexer import ParseError, Token
 from ir.types import KV, DType, Stream, Tensor, Type
 
@@ -20,7 +21,7 @@ def parse(text: str) -> Graph:
     return _Parser(text).graph()
 
 
-class _Parser(Cursor):
+class _Parser(ExpressionParser):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._values: dict[str, Value] = {}

@@ -1,0 +1,125 @@
+"""The grammar of sizes and predicates: or-terms of and-terms of comparisons of sums of products.
+
+Operands must be of the right sort and divisors positive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import sympy
+
+from ir.dims import FloorDiv, Table, is_condition, symbol
+from ir.text.cursor import Cursor
+from ir.text.expressions import ARITY, CALLS
+from ir.text.lexer import Token
+
+_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "<=": sympy.Le, "<": sympy.Lt, ">=": sympy.Ge, ">": sympy.Gt, "==": sympy.Eq, "!=": sympy.Ne,
+}  # fmt: skip
+
+
+class ExpressionParser(Cursor):
+    """Reads what `ir.text.expressions` prints. Each method raises ParseError where the text does not fit."""
+
+    def expression(self) -> Any:
+        """A sympy integer expression or predicate."""
+        with self.deeper():
+            return self._joined("|", sympy.Or, lambda: self._joined("&", sympy.And, self._comparison))
+
+    def number(self) -> Any:
+        """An integer expression."""
+        token = self.next
+        return _number(token, self.expression())
+
+    def _joined(self, sign: str, join: Callable[..., Any], item: Callable[[], Any]) -> Any:
+        token = self.next
+        items = [item()]
+        while self.accept(sign):
+            items.append(item())
+        return items[0] if len(items) == 1 else _make(token, join, [_truth(token, i) for i in items])
+
+    def _comparison(self) -> Any:
+        token = self.next
+        if self.accept("~"):
+            with self.deeper():
+                return _make(token, sympy.Not, [_truth(token, self._comparison())])
+        left = self._sum()
+        if not self.at(*_COMPARE):
+            return left
+        sign, right = self.take().text, self._sum()
+        return _make(token, _COMPARE[sign], [_number(token, left), _number(token, right)])
+
+    def _sum(self) -> Any:
+        token = self.next
+        terms = [self._product()]
+        while self.at("+", "-"):
+            sign = self.take().text
+            term = _number(token, self._product())
+            terms.append(term if sign == "+" else -term)
+        return terms[0] if len(terms) == 1 else _make(token, sympy.Add, [_number(token, t) for t in terms])
+
+    def _product(self) -> Any:
+        token = self.next
+        if self.accept("-"):
+            with self.deeper():
+                return -_number(token, self._product())
+        found = self._primary()
+        while self.at("*", "//"):
+            function: Any = sympy.Mul if self.take().text == "*" else FloorDiv
+            found = _call(token, function, (found, self._primary()))
+        return found
+
+    def _primary(self) -> Any:
+        token = self.next
+        if token.kind == "int":
+            return sympy.Integer(self.integer())
+        if self.accept("("):
+            inner = self.expression()
+            self.expect(")")
+            return inner
+        name = self.take("name").text
+        if name in ("true", "false"):
+            return sympy.true if name == "true" else sympy.false
+        if name not in CALLS:
+            return symbol(name)
+        self.expect("(")
+        args = self.several(self.expression, ")")
+        least, most = ARITY[name]
+        if len(args) < least or (most is not None and len(args) > most):
+            wanted = str(least) if least == most else f"{least} or more"
+            raise token.fail(f"{name} takes {wanted} arguments, not {len(args)}")
+        return _call(token, CALLS[name], args)
+
+
+def _call(token: Token, function: Any, args: tuple[Any, ...]) -> Any:
+    numbers = [_number(token, a) for a in args]
+    if function in _DIVISIONS and numbers[1].is_Integer and numbers[1] <= 0:
+        raise token.fail(f"the divisor {numbers[1]} is not positive")
+    if function is Table and not (numbers[0].is_Integer and numbers[0] >= 0):
+        raise token.fail(f"Table's first argument is the number of a table, not {numbers[0]}")
+    return _make(token, function, numbers)
+
+
+_DIVISIONS = (FloorDiv, CALLS["ceildiv"], CALLS["mod"])
+
+
+def _make(token: Token, function: Any, args: list[Any]) -> Any:
+    """function(*args); whatever sympy has against it is a ParseError."""
+    try:
+        return function(*args)
+    except (TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as e:
+        raise token.fail(str(e)) from None
+
+
+def _truth(token: Token, e: Any) -> Any:
+    if not is_condition(e):
+        raise token.fail(f"{e} is a number where a condition is needed")
+    return e
+
+
+def _number(token: Token, e: Any) -> Any:
+    if is_condition(e):
+        raise token.fail(f"{e} is a condition where a number is needed")
+    return e
