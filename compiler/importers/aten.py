@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.importers import aten_linear, aten_pointwise, aten_shape
+from compiler.importers import aten_complex, aten_linear, aten_pointwise, aten_shape
+from compiler.importers.aten_complex import Pair
 from compiler.importers.context import Context, torch_dtype
 from compiler.importers.refused import ImportRefused
 from ir.build import GraphBuilder
@@ -24,7 +25,12 @@ from ir.types import DType, Tensor
 
 Converter = Callable[..., Any]
 
-CONVERTERS: dict[str, Converter] = {**aten_pointwise.TABLE, **aten_shape.TABLE, **aten_linear.TABLE}
+CONVERTERS: dict[str, Converter] = {
+    **aten_pointwise.TABLE,
+    **aten_shape.TABLE,
+    **aten_linear.TABLE,
+    **aten_complex.FROM_REAL,
+}
 
 DROPPED = frozenset(
     {
@@ -36,7 +42,9 @@ DROPPED = frozenset(
     }
 )  # checks of what the types already say; they have no result
 
-SUPPORTED = frozenset(CONVERTERS) | DROPPED | {"aten.sym_size.int"}  # what an export need not decompose
+SUPPORTED = (
+    frozenset(CONVERTERS) | frozenset(aten_complex.ON_COMPLEX) | DROPPED | {"aten.sym_size.int"}
+)  # what an export need not decompose
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,7 @@ class Program:
     """
 
     nodes: Any
-    placeholders: Mapping[str, Weight | Scalar | str]
+    placeholders: Mapping[str, Weight | Scalar | Pair | str]
     context: int
     name: str
     prefix: str = ""
@@ -99,15 +107,15 @@ class _Walk:
         if getattr(node.target, "__name__", "") == "getitem":
             self.found[node] = self.found[node.args[0]][node.args[1]]
             return
-        if target not in CONVERTERS:
-            raise ImportRefused(
-                f"{where(node, target, loc)}: this op has no converter. Use ops that have one"
-            )
         context = Context(self.build, node, loc, self.program.context, self.limits, self.constant)
         try:
             args = [self.resolve(a, context) for a in node.args]
             kwargs = {k: self.resolve(v, context) for k, v in node.kwargs.items()}
-            self.found[node] = CONVERTERS[target](context, *args, **kwargs)
+            table = aten_complex.ON_COMPLEX if aten_complex.is_complex(args) else CONVERTERS
+            if target not in table:
+                kind = " for complex numbers" if table is aten_complex.ON_COMPLEX else ""
+                raise ImportRefused(f"this op has no converter{kind}. Use ops that have one")
+            self.found[node] = table[target](context, *args, **kwargs)
             _check_shape(context, node, self.found[node])
         except (ImportRefused, InferError, TypeError, ValueError) as error:
             raise ImportRefused(f"{where(node, target, loc)}: {error}") from error
@@ -151,11 +159,23 @@ def _check_shape(context: Context, node: Any, given: Any) -> None:
     expected = node.meta.get("val")
     pairs = zip(expected, given, strict=True) if isinstance(expected, list | tuple) else [(expected, given)]
     for fake, arg in pairs:
+        if isinstance(arg, Pair):
+            _check_complex(context, fake, arg)
+            continue
+        if "complex" in str(getattr(fake, "dtype", "")):
+            raise ImportRefused("gives complex numbers, which it cannot be converted to")
         shape = tuple(context.dim(n) for n in fake.shape)
         if isinstance(arg, Value | Weight) and isinstance(arg.type, Tensor) and arg.type.shape != shape:
             raise ImportRefused(f"gives {list(arg.type.shape)} where torch has {list(shape)}")
         if isinstance(arg, Value | Weight) and isinstance(arg.type, Tensor):
             _check_dtype(arg.type.dtype, fake.dtype)
+
+
+def _check_complex(context: Context, fake: Any, pair: Pair) -> None:
+    shape = tuple(context.dim(n) for n in fake.shape)
+    for part in pair.parts:
+        if context.type(part).shape != shape or context.type(part).dtype is not DType.F32:
+            raise ImportRefused(f"gives {context.type(part)} where torch has {list(shape)} of {fake.dtype}")
 
 
 def _check_dtype(given: DType, fake: Any) -> None:

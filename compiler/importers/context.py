@@ -41,6 +41,11 @@ def torch_dtype(dtype: Any) -> DType:
     return _DTYPES[str(dtype)]
 
 
+def part_dtype(dtype: Any) -> DType:
+    """The element type of a value, or of a complex value's two parts."""
+    return DType.F32 if str(dtype) == "torch.complex64" else torch_dtype(dtype)
+
+
 def is_weight(arg: Any) -> bool:
     return isinstance(arg, Weight)
 
@@ -65,7 +70,7 @@ class Context:
         """The result's type in torch; of several results, the first one's."""
         value = self.node.meta["val"]
         value = value[0] if isinstance(value, list | tuple) else value
-        return Tensor(torch_dtype(value.dtype), tuple(self.dim(n) for n in value.shape))
+        return Tensor(part_dtype(value.dtype), tuple(self.dim(n) for n in value.shape))
 
     def dim(self, size: Any) -> Dim:
         """torch's size as the IR's."""

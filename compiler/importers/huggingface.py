@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from compiler.checkpoint import open_checkpoint
 from compiler.importers.aten import SUPPORTED, import_program
 from compiler.importers.constants import constants_kept
 from compiler.importers.export import EXAMPLE_LENGTH, export_program, quiet
@@ -19,7 +20,7 @@ from compiler.importers.markers import NAME, attention_markers, one_sequence
 from compiler.importers.model import MAX_CONTEXT, Imported, ModelInfo
 from compiler.importers.placeholders import Names, constants_of, program_of
 from compiler.importers.refused import ImportRefused, one_line
-from compiler.weights import LayeredSource, WeightSource, check_weights, open_checkpoint
+from compiler.weights import LayeredSource, WeightSource, check_weights
 from ir.graph import Graph
 
 TOKENIZER_FILES = (

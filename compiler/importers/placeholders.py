@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from compiler.importers.aten import Program
+from compiler.importers.aten_complex import Pair
 from compiler.importers.context import torch_dtype
 from compiler.importers.refused import ImportRefused
 from compiler.weights import ArraySource
@@ -69,11 +70,15 @@ def program_of(program: Any, names: Names, context: int, name: str, wrapper: str
     return Program(program.graph.nodes, placeholders, context, name, wrapper)
 
 
-def _constant(names: Names, path: str, tensor: Any) -> Weight | Scalar:
-    """A weight, or a literal where it is a constant of one element that is not stored."""
+def _constant(names: Names, path: str, tensor: Any) -> Weight | Scalar | Pair:
+    """A weight, a literal where it is a constant of one element that is not stored, or two weights where it
+    is complex."""
     if tensor is None:
         raise ImportRefused(f"the exported program gives no value or shape for {path!r}")
     name = names[path]
+    if tensor.is_complex():
+        real = names.tensors.get(path, tensor)
+        return Pair(_constant(names, f"{path}.re", real.real), _constant(names, f"{path}.im", real.imag))
     if tensor.ndim == 0 and tensor.device.type != "meta" and name not in names.stored:
         return Scalar(tensor.item())
     names.tensors.setdefault(path, tensor)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from compiler.importers import load
+from compiler.importers import ImportRefused, load
 from ir.predicates import CAUSAL
 from tests.importers.compare import TOLERANCE, worst
 from tests.model import tiny
@@ -190,6 +190,37 @@ def test_an_exported_program() -> None:
     imported = load(program)
     assert imported.info.max_context == CONTEXT and imported.info.vocab_size == VOCAB
     assert max(worst(imported, model, n, VOCAB) for n in LENGTHS) <= TOLERANCE
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["buffer", "made in forward"])
+def test_rotations_written_with_complex_numbers(kept: bool) -> None:
+    size = HIDDEN // HEADS
+    frequencies = 1.0 / 100.0 ** (torch.arange(0, size, 2) / size)
+    angles = torch.outer(torch.arange(CONTEXT), frequencies)
+
+    def rotated(m: nn.Module, x: Any) -> Any:  # [1, H, S, D]
+        made = angles[: x.shape[2]].to(x.device)
+        turn = m.turn[: x.shape[2]] if kept else torch.polar(torch.ones_like(made), made)
+        pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * turn[None, None]).flatten(3)
+
+    def attend(m: nn.Module, q: Any, k: Any, v: Any) -> Any:
+        return flagged(m, rotated(m, q), rotated(m, k), v)
+
+    model = made(attend)
+    for layer in model.layers:
+        layer.register_buffer("turn", torch.polar(torch.ones_like(angles), angles), persistent=False)
+    imported = load(model, max_context=CONTEXT)
+    assert max(worst(imported, model, length, VOCAB) for length in LENGTHS) <= TOLERANCE
+    assert [op.kind for op in imported.graph.ops].count("attention") == 2
+
+
+def test_complex_numbers_without_a_converter_are_refused() -> None:
+    def attend(m: nn.Module, q: Any, k: Any, v: Any) -> Any:
+        return flagged(m, torch.complex(q, q).abs(), k, v)
+
+    with pytest.raises(ImportRefused, match="abs.*layers.0.*no converter for complex numbers"):
+        load(made(attend), max_context=CONTEXT)
 
 
 def test_the_modules_mode_is_left_as_it_was() -> None:
