@@ -48,6 +48,41 @@ def test_an_unknown_model_type_is_refused(checkpoint: Path) -> None:
         load(checkpoint)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": "wide"},
+        {"hidden_size": -96},
+        {"num_attention_heads": 0},
+        {"hidden_act": "nobody_knows_this"},
+        {"rope_parameters": {"rope_type": "nobody_knows_this"}},
+        {"model_type": ["llama"]},
+        {"max_position_embeddings": 10**12},
+        {"quantization_config": [1]},
+    ],
+    ids=str,
+)
+def test_a_wrong_field_is_refused_on_one_line(checkpoint: Path, changes: dict[str, Any]) -> None:
+    edit_config(checkpoint, **changes)
+    with pytest.raises(ImportRefused, match=r"^[^\n]*(config\.json|quantised)[^\n]*$"):
+        load(checkpoint)
+
+
+def test_token_ids_that_are_none_are_refused_or_left_out(checkpoint: Path) -> None:
+    generation = checkpoint / "generation_config.json"
+    generation.write_text('{"eos_token_id": [3, 10000, -1]}')
+    assert load(checkpoint).info.eos_token_ids == (3, 2)  # 2 is the configuration's own
+    generation.write_text('{"eos_token_id": [3, "x"]}')
+    with pytest.raises(ImportRefused, match="eos_token_id is .*; they are token ids"):
+        load(checkpoint)
+
+
+def test_a_configuration_that_nests_too_deep_is_refused(checkpoint: Path) -> None:
+    (checkpoint / "config.json").write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(ImportRefused, match="not valid JSON"):
+        load(checkpoint)
+
+
 def test_a_quantised_checkpoint_is_refused(checkpoint: Path) -> None:
     edit_config(checkpoint, quantization_config={"quant_method": "gptq", "bits": 4})
     with pytest.raises(ImportRefused, match=r"quantised \(gptq\)"):
