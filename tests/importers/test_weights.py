@@ -11,15 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from compiler.weights import (
-    ArraySource,
-    LayeredSource,
-    SafetensorsFile,
-    WeightError,
-    check_weights,
-    open_checkpoint,
-    read_as,
-)
+from compiler.checkpoint import SafetensorsFile, open_checkpoint
+from compiler.weights import ArraySource, LayeredSource, WeightError, check_weights, read_as
 from ir.build import GraphBuilder
 from ir.graph import Graph, Weight
 from ir.types import DType, Tensor

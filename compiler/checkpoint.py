@@ -1,0 +1,212 @@
+"""The weights of a checkpoint directory: safetensors files, one or several with an index.
+
+The format is read from its specification (8 bytes little-endian header length, JSON header, data); a header
+is refused when it is too long, when offsets leave the file, overlap, or disagree with shape and element type.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compiler.weights import Array, WeightError, WeightSource
+from ir.types import DType, Tensor
+
+MAX_HEADER_BYTES = 100_000_000
+
+_SAFETENSORS_TYPES = {
+    "F64": DType.F64,
+    "F32": DType.F32,
+    "F16": DType.F16,
+    "BF16": DType.BF16,
+    "I64": DType.I64,
+    "I32": DType.I32,
+    "I8": DType.I8,
+    "U8": DType.U8,
+    "BOOL": DType.BOOL,
+}
+
+
+class SafetensorsFile:
+    """One .safetensors file, memory-mapped. Raises WeightError on a malformed header."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._data, self._entries = _open_safetensors(path)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._entries)
+
+    def type(self, name: str) -> Tensor:
+        if name not in self._entries:
+            raise WeightError(f"{self.path}: there is no tensor {name!r}")
+        kind, shape, _, _ = self._entries[name]
+        if kind not in _SAFETENSORS_TYPES:
+            raise WeightError(
+                f"{self.path}: tensor {name!r} has element type {kind}; only "
+                f"{', '.join(_SAFETENSORS_TYPES)} are read. "
+                "Save the checkpoint in one of them"
+            )
+        return Tensor(_SAFETENSORS_TYPES[kind], shape)
+
+    def rows(self, name: str, lo: int, hi: int) -> Array:
+        return self.read(name)[lo:hi]
+
+    def read(self, name: str) -> Array:
+        found = self.type(name)
+        _, shape, begin, end = self._entries[name]
+        return self._data[begin:end].view(found.dtype.numpy).reshape(shape)
+
+
+class ShardedSource:
+    """Safetensors files joined by an index (`model.safetensors.index.json`)."""
+
+    def __init__(self, index: Path) -> None:
+        self.index = index
+        self._file_of = _read_index(index)
+        self._files = {
+            name: SafetensorsFile(index.parent / name) for name in sorted(set(self._file_of.values()))
+        }
+        for tensor, file in self._file_of.items():
+            if tensor not in self._files[file].names:
+                raise WeightError(
+                    f"{index}: tensor {tensor!r} is said to be in {file}, which does not hold it"
+                )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._file_of)
+
+    def _file(self, name: str) -> SafetensorsFile:
+        if name not in self._file_of:
+            raise WeightError(f"{self.index}: there is no tensor {name!r}")
+        return self._files[self._file_of[name]]
+
+    def type(self, name: str) -> Tensor:
+        return self._file(name).type(name)
+
+    def rows(self, name: str, lo: int, hi: int) -> Array:
+        return self._file(name).rows(name, lo, hi)
+
+    def read(self, name: str) -> Array:
+        return self._file(name).read(name)
+
+
+_Entry = tuple[str, tuple[int, ...], int, int]  # element type, shape, first and last byte in the file
+
+
+def _open_safetensors(path: Path) -> tuple[Array, dict[str, _Entry]]:
+    size = path.stat().st_size
+    if size < 8:
+        raise WeightError(f"{path}: {size} bytes are too few for a safetensors file: it is truncated")
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(MAX_HEADER_BYTES, size - 8):
+            raise WeightError(
+                f"{path}: the header claims {length} bytes; the file has {size} and a header may have at "
+                f"most {MAX_HEADER_BYTES}. It is truncated or not a safetensors file"
+            )
+        header = _parse_json(path, file.read(length))
+    header.pop("__metadata__", None)
+    start = 8 + length
+    entries = {name: _entry(path, name, raw, start, size) for name, raw in header.items()}
+    _check_overlap(path, entries)
+    return np.memmap(path, np.uint8, mode="r"), entries
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{key!r} occurs twice")
+        found[key] = value
+    return found
+
+
+def _parse_json(path: Path, raw: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique_keys)
+    except (ValueError, RecursionError) as error:
+        raise WeightError(f"{path}: the header is not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise WeightError(f"{path}: the header is not a JSON object")
+    return found
+
+
+def _entry(path: Path, name: str, raw: Any, start: int, size: int) -> _Entry:
+    where = f"{path}: tensor {name!r}"
+    try:
+        kind, shape, (begin, end) = str(raw["dtype"]), tuple(raw["shape"]), raw["data_offsets"]
+    except (KeyError, TypeError, ValueError):
+        raise WeightError(f"{where}: needs dtype, shape and data_offsets, not {raw!r}") from None
+    if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
+        raise WeightError(f"{where}: shape and offsets must be non-negative integers, not {raw!r}")
+    if not begin <= end <= size - start:
+        raise WeightError(
+            f"{where}: bytes {begin}..{end} are not inside the file's {size - start} bytes of data: it is "
+            "truncated or malformed"
+        )
+    item = _SAFETENSORS_TYPES[kind].size_bytes if kind in _SAFETENSORS_TYPES else None
+    if item is not None and end - begin != math.prod(shape) * item:
+        raise WeightError(
+            f"{where}: {list(shape)} of {kind} take {math.prod(shape) * item} bytes, not {end - begin}"
+        )
+    return kind, shape, start + begin, start + end
+
+
+def _check_overlap(path: Path, entries: Mapping[str, _Entry]) -> None:
+    spans = sorted((begin, end, name) for name, (_, _, begin, end) in entries.items() if end > begin)
+    for (_, last, name), (first, _, other) in zip(spans, spans[1:], strict=False):
+        if first < last:
+            raise WeightError(f"{path}: tensors {name!r} and {other!r} overlap")
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    mapping = _parse_json(index, index.read_bytes()).get("weight_map")
+    if not isinstance(mapping, dict) or not mapping:
+        raise WeightError(f"{index}: has no weight_map")
+    for name, file in mapping.items():
+        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
+            raise WeightError(
+                f"{index}: tensor {name!r} is in {file!r}, which is not a .safetensors file beside it"
+            )
+        if not (index.parent / file).is_file():
+            raise WeightError(
+                f"{index}: {file}, which holds {name!r}, is missing: download the whole checkpoint"
+            )
+    return mapping
+
+
+def open_checkpoint(directory: Path) -> tuple[WeightSource, tuple[Path, ...]]:
+    """The weights of a checkpoint directory and the files they are in.
+
+    Raises WeightError where there are none, or only pickled ones, which run code when they are read.
+    """
+    index, single = directory / "model.safetensors.index.json", directory / "model.safetensors"
+    if single.is_file():
+        return SafetensorsFile(single), (single,)
+    if index.is_file():
+        sharded = ShardedSource(index)
+        files = sorted({directory / file for file in _read_index(index).values()})
+        return sharded, (index, *files)
+    others = sorted(directory.glob("*.safetensors"))
+    if len(others) == 1:
+        return SafetensorsFile(others[0]), (others[0],)
+    if others:
+        raise WeightError(
+            f"{directory}: has {len(others)} .safetensors files but no model.safetensors.index.json"
+        )
+    pickled = sorted(p.name for s in ("bin", "pt", "pth", "ckpt", "pkl") for p in directory.glob(f"*.{s}"))
+    if pickled:
+        raise WeightError(
+            f"{directory}: the weights are pickled ({pickled[0]}), and reading a pickle runs the code in "
+            "it. Convert them where you trust them: "
+            "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT) writes safetensors"
+        )
+    raise WeightError(f"{directory}: there are no weights (model.safetensors) beside config.json")
