@@ -20,8 +20,7 @@ from ir.interpret import KVState, empty_kv, interpret
 from ir.ops import ANNOTATIONS
 from ir.text.printer import print_op
 from ir.types import KV, Tensor
-from passes.paging.layout import T, layout_of, to_tokens
-from passes.select_rows import Q
+from passes.paging.layout import Q, T, layout_of, to_tokens
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ROUNDING = 2e-3  # share of a value's RMS that reassociated f32 arithmetic may differ by

@@ -11,17 +11,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ir.build import GraphBuilder
-from ir.dims import Bounds, CeilDiv, free_names, normalize, symbol
+from ir.dims import Bounds, CeilDiv, free_names, normalize
 from ir.graph import Graph, Op, Value
 from ir.ops import OPS
 from ir.types import DType, Tensor
 from passes.base import Pass, PassError, Result
 from passes.paging.groups import plan_groups
-from passes.paging.layout import T, layout_of
+from passes.paging.layout import R, T, layout_of
 from passes.paging.lowering import Lowering, Placed
 from passes.paging.rules import RULES, depends_on_length, pointwise
 
-R = symbol("R")
 SIZES = frozenset({"shape", "size", "start", "stop", "sizes"})  # attributes that the rules prove themselves
 
 
@@ -60,11 +59,9 @@ def _start(graph: Graph, dtype: DType, block: int) -> Lowering:
     builder = GraphBuilder(graph.name, dims)
     builder.reserve(graph.producers())
     placed = {value.name: _input(builder, value) for value in graph.inputs}
-    lens, starts = (
-        builder.input("lens", Tensor(DType.I32, (R,))),
-        builder.input("starts", Tensor(DType.I32, (R + 1,))),
-    )
-    groups.declare_inputs(builder, T, R)
+    lens = builder.input("lens", Tensor(DType.I32, (R,)))
+    starts = builder.input("starts", Tensor(DType.I32, (R + 1,)))
+    groups.declare_inputs(builder)
     return Lowering(builder, groups, lens, starts, placed)
 
 

@@ -11,14 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from ir.build import GraphBuilder
-from ir.dims import free_names, substitute, symbol
+from ir.dims import free_names, substitute
 from ir.graph import Graph, Op, Value
 from ir.ops import OPS
 from ir.types import DType, Tensor, Type
 from passes.base import Pass, Result
-from passes.paging.layout import T
-
-Q = symbol("Q")
+from passes.paging.layout import Q, T
 
 
 @dataclass(frozen=True)

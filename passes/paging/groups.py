@@ -16,6 +16,8 @@ from ir.graph import Arg, Graph, Op, Value
 from ir.predicates import window_of
 from ir.types import KV, DType, Stream, Tensor
 from passes.base import PassError
+from passes.match import shape
+from passes.paging.layout import R, T
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,11 @@ class Groups:
     _tables: list[Value] = field(default_factory=list[Value])
     _written: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
 
-    def declare_inputs(self, builder: GraphBuilder, tokens: Any, requests: Any) -> None:
+    def declare_inputs(self, builder: GraphBuilder) -> None:
         for g, kv in enumerate(self.types):
             self.states.append(builder.input(f"kv{g}", kv))
-            self._slots.append(builder.input(f"slots{g}", Tensor(DType.I32, (tokens,))))
-            self._tables.append(builder.input(f"table{g}", Tensor(DType.I32, (requests, symbol(f"M{g}")))))
+            self._slots.append(builder.input(f"slots{g}", Tensor(DType.I32, (T,))))
+            self._tables.append(builder.input(f"table{g}", Tensor(DType.I32, (R, symbol(f"M{g}")))))
 
     def place(self, builder: GraphBuilder, op: Op, k: Arg, v: Arg) -> Slot:
         """Write an attention's keys and values, once per layer, and say where they are."""
@@ -79,13 +81,9 @@ def plan_groups(graph: Graph, dtype: DType, block: int) -> Groups:
 def _streams(op: Op, dtype: DType) -> tuple[Stream, ...]:
     found: list[Stream] = []
     for name, arg in zip("kv", op.args[1:3], strict=True):
-        type = arg.type if isinstance(arg, Value) else None
-        heads, size = (
-            (type.shape[1], type.shape[3]) if isinstance(type, Tensor) and type.rank == 4 else (None, None)
-        )
+        _, heads, _, size = shape(arg) if len(shape(arg)) == 4 else (None,) * 4
         if not isinstance(heads, int) or not isinstance(size, int):
-            raise PassError(
-                "page_kv", op, f"the attention's {name} is not [1,heads,S,head_size] with fixed sizes"
-            )
+            reason = f"the attention's {name} is not [1,heads,S,head_size] with fixed sizes"
+            raise PassError("page_kv", op, reason)
         found.append(Stream(name, dtype, heads, size))
     return tuple(found)

@@ -16,8 +16,7 @@ import numpy as np
 from ir.dims import Dim, free_names, symbol
 from ir.ops.shape import same_size
 
-S = symbol("S")
-T = symbol("T")
+S, T, R, Q = (symbol(name) for name in "STRQ")  # docs/ir.md says what the letters count
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -80,4 +79,4 @@ def to_tokens(array: Array, layout: Layout) -> Array:
     return moved.reshape(array.shape[layout.token], *(array.shape[i] for i in layout.kept))
 
 
-__all__ = ["S", "T", "Layout", "layout_of", "reshaped", "to_tokens", "token_axes"]
+__all__ = ["Q", "R", "S", "T", "Layout", "layout_of", "reshaped", "to_tokens", "token_axes"]
