@@ -16,6 +16,7 @@ from compiler.artifact import ArtifactWriter
 from compiler.check import Checker, random_batch
 from compiler.errors import CompileError
 from compiler.importers import Imported
+from compiler.importers.model import MAX_CONTEXT
 from compiler.pipeline import Stage, pipeline, run_pipeline
 from compiler.progress import Progress
 from compiler.weights import WeightError, read_as
@@ -27,7 +28,6 @@ from passes.base import PassError
 
 TARGETS = ("cpu",)
 DTYPES = ("f32", "bf16")
-MAX_CONTEXT = 2**28  # tokens; what a manifest may say
 WEIGHTS = "weights/cpu.safetensors"
 GRAPH = "targets/cpu/graph.ir"
 PLAN = "targets/cpu/plan.json"
