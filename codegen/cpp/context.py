@@ -11,7 +11,7 @@ from codegen.cpp.spelling import CTYPES, identifier, size
 from codegen.cpp.weights import WeightTable
 from ir.dims import Dim, product
 from ir.graph import Arg, Graph, Op, Scalar, Value, Weight, tensor_of
-from ir.types import KV, DType
+from ir.types import KV, DType, Tensor
 from passes.places import Place
 from passes.schedule import Schedule
 
@@ -102,6 +102,13 @@ def dtype_of(arg: Arg) -> DType:
 def refuse(op: Op, reason: str) -> CodegenError:
     where = f" ({op.loc})" if op.loc else ""
     return CodegenError(f"no C++ kernel for {op.kind}{where}: {reason}")
+
+
+def needs(op: Op, *allowed: DType) -> None:
+    """Raises CodegenError where an operand or result has another element type."""
+    for arg in (*op.args, *op.outs):
+        if isinstance(arg, Value | Weight) and isinstance(arg.type, Tensor) and arg.type.dtype not in allowed:
+            raise refuse(op, f"an operand of type {arg.type.dtype}; there is {', '.join(allowed)}")
 
 
 def _identifiers(graph: Graph) -> dict[str, str]:

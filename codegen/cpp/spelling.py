@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,12 @@ def identifier(name: str) -> str:
 def comment(text: str) -> str:
     """Text that stays inside one `//` comment: printable ASCII, no line breaks, no backslash."""
     return "// " + re.sub(r"[^ -~]|\\", "?", text)
+
+
+def call(name: str, *args: object) -> str:
+    """A call by every thread, broken after commas where it is long."""
+    text = f"{name}(th, {', '.join(map(str, args))});"
+    return "\n      ".join(textwrap.wrap(text, 110, break_long_words=False, break_on_hyphens=False))
 
 
 def literal(value: bool | int | float, dtype: DType) -> str:
