@@ -75,6 +75,29 @@ def _set_back(model: Any, name: str) -> None:
             config._attn_implementation = name
 
 
+@contextmanager
+def flags_of_sizes() -> Iterator[None]:
+    """Inside, torch's attention takes is_causal=(length > 1), which becomes a guard on the length."""
+    import torch
+    from torch.fx.experimental.symbolic_shapes import uninteresting_files
+
+    functional: Any = torch.nn.functional
+    original = functional.scaled_dot_product_attention
+
+    def attend(*args: Any, is_causal: Any = False, **kwargs: Any) -> Any:
+        args = (*args[:5], bool(args[5]), *args[6:]) if len(args) > 5 else args
+        flag = {} if len(args) > 5 else {"is_causal": bool(is_causal)}
+        return original(*args, **flag, **kwargs)
+
+    functional.scaled_dot_product_attention = attend
+    uninteresting_files().add(__file__)  # so that torch blames the guard on the model's line
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = original
+        uninteresting_files().discard(__file__)
+
+
 def transformers_models(module: Any) -> list[Any]:
     """The outermost models of transformers in a module: itself, or parts of it."""
     import sys

@@ -25,11 +25,18 @@ MAX_ISOLATED = 2  # single lengths at which a guard of torch's own code may fail
 MAX_REASON = 1000  # characters of torch's reason that are shown
 
 
-def export_program(module: Any, args: tuple[Any, ...], context: int, supported: frozenset[str]) -> Any:
+def export_program(
+    module: Any,
+    args: tuple[Any, ...],
+    context: int,
+    supported: frozenset[str],
+    alone: list[ImportRefused] | None = None,
+) -> Any:
     """The functional ExportedProgram of module(*args), every argument [1, S] with 1 <= S <= context.
 
-    Ops that are not in `supported` are decomposed where torch knows how. Raises ImportRefused where the
-    model cannot be exported for every length.
+    Ops that are not in `supported` are decomposed where torch knows how. alone: gets the refusal of a guard
+    that fails at length 1 alone, for a caller who shows that the program is right there too. Raises
+    ImportRefused where the model cannot be exported for every length.
     """
     import torch
     from torch.fx.experimental import _config
@@ -47,7 +54,7 @@ def export_program(module: Any, args: tuple[Any, ...], context: int, supported: 
             raise
         except Exception as error:
             raise ImportRefused(f"torch.export cannot trace the model: {_first_lines(error)}") from error
-        check_guards(program, context)
+        check_guards(program, context, alone)
         return functionalize(program, supported)
 
 
@@ -80,18 +87,22 @@ def _is_plain(node: Any, supported: frozenset[str]) -> bool:
     return node.op == "call_function" and type(node.target).__name__ == "builtin_function_or_method"
 
 
-def check_guards(program: Any, context: int) -> None:
-    """Every guard holds at each length up to the context. Raises ImportRefused with its source line."""
+def check_guards(program: Any, context: int, alone: list[ImportRefused] | None = None) -> None:
+    """Every guard holds at each length up to the context. Raises ImportRefused with its source line; `alone`
+    gets it instead where length 1 alone fails."""
     lengths = np.arange(1, context + 1)
     for guard in _guards(program):
         holds = np.broadcast_to(_holds(guard.expr, lengths), lengths.shape)
         failing = lengths[~holds]
         if not len(failing) or (len(failing) <= MAX_ISOLATED and _inside_torch(guard)):
             continue
-        raise ImportRefused(
+        refusal = ImportRefused(
             f"the model computes something else at some lengths: it was traced where {guard.expr}, which "
             f"does not hold at length {failing[0]} ({_place(guard)}). Remove the dependence on the length"
         )
+        if alone is None or failing.tolist() != [1]:
+            raise refusal
+        alone.append(refusal)
 
 
 def _guards(program: Any) -> list[Any]:

@@ -15,11 +15,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from compiler.importers.aten import SUPPORTED, import_program
 from compiler.importers.borrowed import (
     as_float32,
     attention_implementation,
     evaluating,
+    flags_of_sizes,
     transformers_models,
 )
 from compiler.importers.export import (
@@ -33,11 +36,15 @@ from compiler.importers.markers import NAME, attention_markers, one_sequence
 from compiler.importers.model import Imported, ModelInfo
 from compiler.importers.placeholders import Names, constants_of, program_of, to_numpy
 from compiler.importers.refused import ImportRefused
-from compiler.weights import ArraySource, LayeredSource, check_weights
+from compiler.weights import ArraySource, LayeredSource, check_weights, read_as
+from ir.interpret import interpret
 from ir.types import Tensor
 
 IDS = ("ids", "input_ids", "tokens", "idx", "x")
 POSITIONS = ("pos", "positions", "position_ids", "input_pos")
+
+NUM_PROBES = 8  # token ids that are tried where a module branches on a length of 1
+PROBE_ERROR, PROBE_ERROR_HALF = 1e-4, 0.1  # of the logits' standard deviation
 
 
 def load_module(source: Any, max_context: int | None = None) -> Imported:
@@ -53,34 +60,68 @@ def load_module(source: Any, max_context: int | None = None) -> Imported:
         )
     if max_context is None:
         raise ImportRefused("a module does not say how long its sequences may be: give max_context")
-    names = Names(source)
-    with evaluating(source), as_float32(source):
-        program = export_module(source, max_context)
-    return _imported(program, source, names, max_context, type(source).__name__, wrapper="model")
+    names, alone = Names(source), list[ImportRefused]()
+    with evaluating(source):
+        with as_float32(source):
+            program = export_module(source, max_context, alone)
+        imported = _imported(program, source, names, max_context, type(source).__name__, wrapper="model")
+        if alone and not agrees_at_length_one(source, imported):
+            raise alone[0]
+    return imported
 
 
-def export_module(module: Any, context: int) -> Any:
-    """The exported program. What is transformers' in it calls our attention function, if it can."""
+def export_module(module: Any, context: int, alone: list[ImportRefused]) -> Any:
+    """The exported program. What is transformers' in it calls our attention function, if it can.
+
+    alone: gets the refusal of what the module does otherwise at length 1 alone.
+    """
     models = transformers_models(module)
     if models:
         with one_sequence(), attention_markers(module) as markers, attention_implementation(models, NAME):
-            program = _export(module, context)
+            program = _export(module, context, alone)
         if markers.calls == markers.expected() > 0:
             return program
+        alone.clear()
     with one_sequence() if models else nullcontext(), attention_implementation(models, "eager"):
-        return _export(module, context)
+        return _export(module, context, alone)
 
 
-def _export(module: Any, context: int) -> Any:
+def _export(module: Any, context: int, alone: list[ImportRefused]) -> Any:
     import torch
 
     call = calling(module)
+    with torch.no_grad(), flags_of_sizes():
+        args = _zeros(module, call, EXAMPLE_LENGTH)
+        return export_program(_logits_only(module, call), args, context, SUPPORTED, alone)
+
+
+def _zeros(module: Any, call: Call, length: int) -> tuple[Any, ...]:
+    """Ids and, if they are taken, positions [1, length]."""
+    import torch
+
     device = next((t.device for t in module.parameters()), torch.device("cpu"))
-    example = tuple(
-        torch.zeros((1, EXAMPLE_LENGTH), dtype=torch.long, device=device) for _ in range(1 + call.positions)
-    )
-    with torch.no_grad():
-        return export_program(_logits_only(module, call), example, context, SUPPORTED)
+    return tuple(torch.zeros((1, length), dtype=torch.long, device=device) for _ in range(1 + call.positions))
+
+
+def agrees_at_length_one(module: Any, imported: Imported) -> bool:
+    """Whether the graph gives the module's own logits of single tokens: modules that leave their mask out
+    there branch on the length, which the traced graph does not."""
+    import torch
+
+    call, weights = calling(module), {w.name: w for w in imported.graph.weights}
+    run = _logits_only(module, call)
+    half = any(p.dtype in (torch.float16, torch.bfloat16) for p in module.parameters())
+    for token in np.linspace(0, imported.info.vocab_size - 1, NUM_PROBES).astype(int).tolist():
+        args = _zeros(module, call, 1)
+        args[0].fill_(token)
+        with torch.no_grad():
+            expected = run(*args).float().cpu().numpy()
+        inputs = {"ids": np.array([[token]], np.int32), "pos": np.zeros((1, 1), np.int32)}
+        found = interpret(imported.graph, inputs, lambda n: read_as(imported.weights, weights[n])).outputs[0]
+        error = np.abs(found - expected).max() / max(float(expected.std()), 1e-30)
+        if not error <= (PROBE_ERROR_HALF if half else PROBE_ERROR):
+            return False
+    return True
 
 
 def load_program(program: Any, max_context: int | None = None) -> Imported:

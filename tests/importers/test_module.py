@@ -25,6 +25,18 @@ def scores_of(q: Any, k: Any) -> Any:
     return q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
 
 
+def no_mask_for_one(m: nn.Module, q: Any, k: Any, v: Any) -> Any:
+    length = q.shape[2]
+    scores = scores_of(q, k)
+    if length > 1:
+        scores = scores + torch.full((length, length), float("-inf")).triu(1)
+    return scores.softmax(-1) @ v
+
+
+def flag_from_length(m: nn.Module, q: Any, k: Any, v: Any) -> Any:
+    return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1)
+
+
 def table_mask(m: nn.Module, q: Any, k: Any, v: Any) -> Any:
     seen = m.seen[: q.shape[2], : k.shape[2]]
     return scores_of(q, k).masked_fill(~seen, float("-inf")).softmax(-1) @ v
@@ -62,7 +74,18 @@ def repeated(m: nn.Module, q: Any, k: Any, v: Any) -> Any:
 
 
 ATTENDS: dict[str, Attend] = {
-    f.__name__: f for f in (table_mask, added_mask, einsum, flagged, scaled, grouped, repeated)
+    f.__name__: f
+    for f in (
+        table_mask,
+        added_mask,
+        einsum,
+        flagged,
+        scaled,
+        grouped,
+        repeated,
+        no_mask_for_one,
+        flag_from_length,
+    )
 }
 
 
