@@ -25,6 +25,8 @@ from ir.graph import Graph, tensor_of
 from ir.text import print_graph
 from ir.types import DType
 from passes.base import PassError
+from runtime.errors import ArtifactError
+from runtime.tokenizer import Tokenizer
 
 TARGETS = ("cpu",)
 DTYPES = ("f32", "bf16")
@@ -86,13 +88,13 @@ class Compile:
         self.progress.stage("import")
         imported = importers.load(source, max_context=max_context)
         self._announce(imported)
+        self._write_tokenizer(imported)
         checker = self._checker(imported) if self.check else None
         lowered = self._lower(imported, checker)
         generated = self._generate(lowered)
         order = self._pack(generated, imported)
         kernels = self._build()
         self.progress.stage("hash")
-        self._write_tokenizer(imported)
         self.writer.seal(self._manifest(imported, lowered, order, kernels))
         self._verify(imported, checker)
         return self.writer.publish()
@@ -160,6 +162,14 @@ class Compile:
         return cpp.build(self.writer.root / KERNELS, self.isa, self.progress.advance)
 
     def _write_tokenizer(self, imported: Imported) -> None:
+        """Copy the checkpoint's tokenizer, if the runtime can read it."""
+        try:
+            Tokenizer.read(imported.tokenizer_files, imported.info.bos_token_id)
+        except ArtifactError as error:
+            raise CompileError(
+                f"the checkpoint's {error.where}: {error.what}. Get an undamaged copy, or remove it: prompts "
+                "are token ids then"
+            ) from error
         for name, content in imported.tokenizer_files.items():
             self.writer.write(f"tokenizer/{name}", content)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runtime.artifact import Artifact
@@ -47,16 +47,19 @@ class Tokenizer:
     @staticmethod
     def of(artifact: Artifact) -> Tokenizer | None:
         """The artifact's tokenizer; None if it was compiled without one."""
-        files = {name.rsplit("/", 1)[-1]: name for name in artifact.manifest.tokenizer_files}
+        names = artifact.manifest.tokenizer_files
+        files = {name.rsplit("/", 1)[-1]: artifact.read(name) for name in names}
+        return Tokenizer.read(files, artifact.manifest.model.bos_token_id)
+
+    @staticmethod
+    def read(files: Mapping[str, bytes], bos_token_id: int | None) -> Tokenizer | None:
+        """From the contents of a checkpoint's files, by name; None without a tokenizer.json."""
         if "tokenizer.json" not in files:
             return None
-        texts = {base: _text(artifact, name) for base, name in files.items()}
-        return Tokenizer(
-            texts["tokenizer.json"],
-            _config(texts.get("tokenizer_config.json", "{}")),
-            texts.get("chat_template.jinja"),
-            artifact.manifest.model.bos_token_id,
-        )
+        texts = {name: _text(name, content) for name, content in files.items()}
+        config = _config(texts.get("tokenizer_config.json", "{}"))
+        template = texts.get("chat_template.jinja")
+        return Tokenizer(texts["tokenizer.json"], config, template, bos_token_id)
 
     def encode(self, text: str) -> list[int]:
         """A plain text prompt, with the special tokens that the tokenizer adds (a BOS, say)."""
@@ -92,9 +95,9 @@ class Tokenizer:
         return ids[1:] if doubled else ids
 
 
-def _text(artifact: Artifact, name: str) -> str:
+def _text(name: str, content: bytes) -> str:
     try:
-        return artifact.read(name).decode("utf-8")
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ArtifactError(f"is not UTF-8 ({error})", where=name, todo="Compile the model again") from error
 

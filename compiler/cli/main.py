@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -30,12 +31,20 @@ app.command("bench")(bench.command)
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 our fault, 2 a fault in what was asked, 130 interrupted."""
+    _open_missing_streams()
     try:
         app(args=None if args is None else list(args), prog_name="octavo")
     except Exception as error:
         sys.exit(report(error))
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _open_missing_streams() -> None:
+    """Python has None for a standard stream that the caller closed: what is written there goes nowhere."""
+    sys.stdin = sys.stdin or open(os.devnull)
+    sys.stdout = sys.stdout or open(os.devnull, "w")
+    sys.stderr = sys.stderr or open(os.devnull, "w")
 
 
 if __name__ == "__main__":

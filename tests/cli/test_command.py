@@ -81,6 +81,15 @@ def test_a_runtime_without_the_compiler_says_what_to_install(tmp_path: Path) -> 
     assert done.stderr.count("\n") == 1 and "pip install 'octavo[compile]'" in done.stderr
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_closed_streams_are_no_fault(closed: str) -> None:
+    line = f"exec {sys.executable} -m compiler.cli.main opt README.md {closed}"
+    done = subprocess.run(["sh", "-c", line], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and ("octavo: README.md: line 1" in done.stderr or closed == "2>&-")
+    done = subprocess.run(["sh", "-c", line.replace("README.md", "-")], cwd=ROOT, input=DEAD, text=True)
+    assert done.returncode == (2 if closed == "<&-" else 0)
+
+
 def test_debug_shows_where_an_error_came_from() -> None:
     done = octavo("opt", "nowhere.ir", "-p", "dce", DEBUG="1")
     assert "Traceback" in done.stderr and done.returncode == 2

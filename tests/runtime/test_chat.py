@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from runtime import RequestError, Sampling, generate
+from runtime import ArtifactError, RequestError, Sampling, generate
 from runtime.chat import ChatTemplate
 from runtime.tokenizer import Tokenizer as OctavoTokenizer
 from tests.runtime.fake import VOCAB, fake_engine, reference
@@ -131,3 +131,20 @@ def test_prompts_of_all_kinds_in_one_call():
 def test_sampling_and_keywords_together_are_refused():
     with fake_engine() as engine, pytest.raises(RequestError, match="both given"):
         generate(engine, [1], Sampling(), max_new_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("tokenizer.json", b"{", "tokenizer.json: cannot be read"),
+        ("tokenizer.json", b"\xff", "tokenizer.json: is not UTF-8"),
+        ("tokenizer_config.json", b"{", "tokenizer_config.json: not valid JSON"),
+        ("tokenizer_config.json", b"[" * 100_000, "tokenizer_config.json: not valid JSON"),
+        ("chat_template.jinja", b"\xff", "chat_template.jinja: is not UTF-8"),
+    ],
+)
+def test_damaged_files_are_named(name, content, said):
+    files = {"tokenizer.json": words()._library.to_str().encode(), name: content}
+    with pytest.raises(ArtifactError, match=said):
+        OctavoTokenizer.read(files, None)
+    assert OctavoTokenizer.read({}, None) is None
