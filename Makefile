@@ -9,7 +9,7 @@ DEMO_GGUF := build/demo/SmolLM2-135M-Instruct.Q4_1.gguf
 DEMO_ENGINE := build/smollm2.octavo
 COMPILER_FILES := $(shell find compiler ir passes codegen -name '*.py' -o -name '*.h')
 
-QUICK_TESTS := tests/ir tests/passes tests/runtime tests/test_layering.py
+QUICK_TESTS := tests/ir tests/passes tests/compiler tests/runtime tests/test_layering.py
 SLOW_TESTS := tests/codegen tests/importers tests/cli tests/model
 
 .PHONY: install model demo lint test test-quick test-slow bench clean
