@@ -133,7 +133,8 @@ def _assign(lives: list[Life]) -> tuple[dict[str, int], tuple[Dim, ...]]:
 
 
 def _weight(form: Form) -> int:
-    return form[""] + 512 * form["T"] + 64 * (form["R"] + form["Q"])  # a typical step
+    """Bytes in a full step of the runtime's defaults: 512 tokens of 64 requests."""
+    return form[""] + 512 * form["T"] + 64 * (form["R"] + form["Q"])
 
 
 def _growth(have: Form, need: Form) -> int:
