@@ -36,7 +36,10 @@ def load(
     requests. verify="fast" does not hash the weights. digest: what the manifest's digest must be. isa: a
     kernel by name instead of the best that fits. Raises ArtifactError, ResourceError.
     """
-    limits = Limits(_count("max_step_tokens", max_step_tokens, 512), _count("max_requests", max_requests, 64))
+    limits = Limits(
+        _count("max_step_tokens", max_step_tokens, Limits.max_step_tokens),
+        _count("max_requests", max_requests, Limits.max_requests),
+    )
     num_threads = _count("threads", threads, machine.default_threads())
     artifact = Artifact.open(path, verify=verify, digest=digest)
     model, groups = artifact.manifest.model, artifact.manifest.kv_groups
