@@ -18,7 +18,7 @@ from ir.ops import OPS
 from ir.rewrite import Miss
 from ir.types import KV
 from passes.base import Pass, Result
-from passes.places import is_view, places
+from passes.memory.places import is_view, places
 
 Dag = Any  # networkx.DiGraph over op indices
 

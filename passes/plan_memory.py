@@ -17,7 +17,7 @@ from ir.dims import Dim, free_names, normalize, product, symbol
 from ir.graph import Graph, Op, Value, tensor_of
 from ir.types import Tensor
 from passes.base import Pass, Result
-from passes.schedule import Kernel, Schedule
+from passes.memory.schedule import Kernel, Schedule
 
 SIZES = ("T", "R", "Q")
 PARTIALS = 64  # (token, partition) pairs whose attention may be computed apart; attention.h counts on it

@@ -12,8 +12,8 @@ from codegen.cpp.weights import WeightTable
 from ir.dims import Dim, product
 from ir.graph import Arg, Graph, Op, Scalar, Value, Weight, tensor_of
 from ir.types import KV, DType, Tensor
-from passes.places import Place
-from passes.schedule import Schedule
+from passes.memory.places import Place
+from passes.memory.schedule import Schedule
 
 STEP_INPUTS = ("ids", "pos", "lens", "starts", "rows")
 

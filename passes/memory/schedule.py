@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ir.graph import Graph, Op
-from passes.places import Place, is_view, places
+from passes.memory.places import Place, is_view, places
 
 
 @dataclass(frozen=True)
