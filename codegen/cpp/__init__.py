@@ -17,7 +17,7 @@ from codegen.cpp.forward import print_forward
 from codegen.cpp.pack import pack_weights
 from codegen.cpp.weights import PackedWeight
 from ir.graph import Graph
-from passes.plan_memory import linear_form
+from passes.memory.sizes import linear_form
 
 INCLUDE = Path(__file__).parent / "include"
 Report = Callable[[int, int], None]

@@ -15,7 +15,7 @@ from ir.text import print_op
 from ir.types import KV, Tensor
 from passes.group_pointwise import groupable
 from passes.memory.schedule import Kernel
-from passes.plan_memory import PARTIALS, scratch_bytes
+from passes.memory.sizes import PARTIALS, scratch_bytes
 
 HEADERS = ("attention.h", "epilogue.h", "linear.h", "pointwise.h", "rows.h")
 SHARING = ("linear", "paged_attention")  # kernels whose threads draw their work from a counter

@@ -1,1 +1,1 @@
-"""Where the values of a lowered graph lie, and what runs: for `plan_memory`, grouping and code generators."""
+"""What runs and where values lie in memory: for `plan_memory`, grouping and code generators."""

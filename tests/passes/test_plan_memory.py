@@ -12,7 +12,9 @@ from ir.graph import Graph, Value, Weight
 from ir.types import DType, Tensor
 from ir.verify import verify
 from passes.group_pointwise import GroupPointwise
-from passes.plan_memory import PlanError, PlanMemory, check_plan, linear_form
+from passes.memory.replay import check_plan
+from passes.memory.sizes import PlanError, linear_form
+from passes.plan_memory import PlanMemory
 
 T, Q = symbol("T"), symbol("Q")
 

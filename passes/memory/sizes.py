@@ -1,0 +1,65 @@
+"""Bytes that values and kernels need, as linear forms of a step's sizes T, R and Q."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import sympy
+
+from ir.dims import Dim, free_names, normalize, product, symbol
+from ir.graph import Op, tensor_of
+from ir.types import Tensor
+
+SIZES = ("T", "R", "Q")
+PARTIALS = 64  # (token, partition) pairs whose attention may be computed apart; attention.h counts on it
+Form = Mapping[str, int]  # bytes as a linear form: a coefficient for each of SIZES, "" the constant
+
+
+class PlanError(ValueError):
+    """Two values that live at once share a buffer, or one does not fit in its own."""
+
+
+def scratch_name(op: Op) -> str:
+    return f"{op.outs[0].name}.scratch"
+
+
+def scratch_bytes(op: Op) -> Dim:
+    """Bytes of scratch space that an op's kernel needs."""
+    if op.kind == "linear":
+        return normalize(sympy.Integer(4) * product(tensor_of(op.args[0]).shape))
+    if op.kind == "paged_attention":
+        heads, size = tensor_of(op.out).shape[1:]
+        return 4 * PARTIALS * int(heads) * (-(-int(size) // 16) * 16 + 2)
+    return 0
+
+
+def bytes_of(type_: Tensor) -> Dim:
+    return normalize(sympy.Integer(type_.dtype.size_bytes) * product(type_.shape))
+
+
+def linear_form(size: Dim) -> Form:
+    """Bytes as coefficients of T, R and Q and a constant.
+
+    They are for sizes rounded up to 16, so that every buffer's bytes are a multiple of 64. Raises PlanError
+    if the size is not linear in them.
+    """
+    poly = sympy.Poly(cast(Any, size), *(symbol(s) for s in SIZES)) if free_names(size) else None
+    form = {name: 0 for name in (*SIZES, "")}
+    if poly is None:
+        form[""] = int(cast(Any, size))
+    else:
+        for powers, coefficient in cast("Iterable[Any]", poly.terms()):
+            if sum(powers) > 1 or free_names(coefficient):
+                raise PlanError(f"{size} bytes are not a linear form of {', '.join(SIZES)}")
+            form[SIZES[powers.index(1)] if any(powers) else ""] = int(coefficient)
+    return {k: -(-v // (64 if k == "" else 4)) * (64 if k == "" else 4) for k, v in form.items()}
+
+
+def form_bytes(form: Form) -> Dim:
+    return normalize(sympy.Integer(form[""]) + sum(form[s] * symbol(s) for s in SIZES))
+
+
+def exceeds(need: Dim, have: Dim) -> bool:
+    a, b = linear_form(need), linear_form(have)
+    return any(a[k] > b[k] for k in a)
