@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from typing import cast
 
 from ir.graph import Arg, Graph, Op, Value
-from ir.ops.pointwise import ACTIVATIONS
 from ir.rewrite import Miss, Replacement, Rule, View, rewrite
 from passes.base import Pass, Result, result
 from passes.canonical.linears import add_bias
-from passes.match import Lanes, attribute, dtype, is_constant, lanes, operand, orders, shape
+from passes.match import ACTIVATION_KINDS, Lanes, attribute, dtype, is_constant, lanes, operand, orders, shape
 
-ACTIVATION_KINDS = tuple(kind for kind in ACTIVATIONS if kind != "none")
 _ACTIVATION, _GATE, _RESIDUAL = "activation", "gate", "residual"
 
 

@@ -10,12 +10,14 @@ from ir.build import infer
 from ir.dims import Dim, free_names, product
 from ir.graph import Arg, Op, Scalar, Value, Weight
 from ir.ops import OPS, InferError
+from ir.ops.pointwise import ACTIVATIONS
 from ir.rewrite import View
 from ir.types import DType, Tensor
 
 COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum", "eq", "ne", "and", "or"})
 POINTWISE = tuple(op.kind for op in OPS.values() if op.pointwise)
 BROADCASTING = tuple(kind for kind in POINTWISE if OPS[kind].num_required > 1)
+ACTIVATION_KINDS = tuple(kind for kind in ACTIVATIONS if kind != "none")  # what a linear can end with
 CONSTANT_DEPTH = 12  # how many weight ops deep a constant is looked for
 
 

@@ -15,8 +15,7 @@ from ir.build import GraphBuilder
 from ir.graph import Arg, Graph, Op, Value
 from ir.rewrite import Miss, count_uses
 from passes.base import Pass, Result
-from passes.fuse_epilogue import ACTIVATION_KINDS
-from passes.match import attribute, dtype, last_axis, operand, shape
+from passes.match import ACTIVATION_KINDS, attribute, dtype, last_axis, operand, shape
 
 Group = tuple[Op, ...]
 
