@@ -176,6 +176,7 @@ def parse_manifest(data: bytes) -> Manifest:
             f"format version {found}; this runtime reads {VERSION}", where=top.where, todo=todo
         )
     _check_digest(top)
+    _check_notes(top)
     return Manifest(
         name=top.text("name"),
         digest=top.text("digest"),
@@ -197,6 +198,21 @@ def _check_digest(top: Fields) -> None:
         raise ArtifactError(
             f"its digest is {digest}, it says {_short(top.text('digest'))}", where=top.where, todo=_AGAIN
         )
+
+
+def _check_notes(top: Fields) -> None:
+    """What is there for people to read, and for tools that show it."""
+    top.object("made_by")
+    top.object("model").object("frozen")
+    source = top.object("source")
+    source.text("kind")
+    source.text("path")
+    for group in top.objects("kv_groups", 256):
+        for stream in group.objects("streams", 16):
+            stream.text("name")
+            stream.text("dtype")
+            stream.integer("heads", 1)
+            stream.integer("head_size", 1)
 
 
 def _model(fields: Fields) -> Model:

@@ -151,7 +151,7 @@ def _portable(flags: Sequence[str]) -> tuple[str, ...]:
 
 def _first_errors(text: str, most: int = 40) -> str:
     lines = text.splitlines()
-    start = next((i for i, line in enumerate(lines) if "error" in line), 0)
+    start = next((i for i, line in enumerate(lines) if "error" in line or "failed" in line), 0)
     return "\n".join(lines[start : start + most])
 
 

@@ -55,7 +55,7 @@ def _stage(artifact: Artifact, wanted: str) -> str:
 
 def summary(artifact: Artifact) -> dict[str, Any]:
     """The manifest without its lists of files and weights, and the bytes of each part."""
-    raw = artifact.manifest.raw
+    raw, order = artifact.manifest.raw, artifact.cpu.weight_order
     cpu = {key: value for key, value in raw["targets"]["cpu"].items() if key != "weight_order"}
     files = {name: entry.bytes for name, entry in artifact.manifest.files.items()}
     return {
@@ -66,7 +66,7 @@ def summary(artifact: Artifact) -> dict[str, Any]:
         "targets": {"cpu": cpu},
         "stages": list(stages(artifact)),
         "kv_bytes_per_token": sum(group["bytes_per_token"] for group in raw["kv_groups"]),
-        "num_weights": len(raw["targets"]["cpu"]["weight_order"]),
+        "num_weights": len(order),
         "bytes": {"total": sum(files.values()), "files": files},
     }
 
@@ -83,7 +83,7 @@ def _show(artifact: Artifact) -> None:
         ("made by", ", ".join(f"{k} {v}" for k, v in facts["made_by"].items())),
         ("model", f"{model['dtype']}, vocabulary {model['vocab_size']:,}, context {model['max_context']:,}"),
         ("frozen", ", ".join(f"{k}={v}" for k, v in model.get("frozen", {}).items()) or "nothing"),
-        ("tokenizer", ", ".join(facts["tokenizer"]["files"]) or "none"),
+        ("tokenizer", ", ".join(artifact.manifest.tokenizer_files) or "none"),
         *(("kv group", _group(group)) for group in facts["kv_groups"]),
         ("kv in all", f"{facts['kv_bytes_per_token']:,} bytes per token"),
         *(("kernel", _kernel(kernel)) for kernel in facts["targets"]["cpu"]["kernels"]),
@@ -108,7 +108,7 @@ def _by_folder(files: dict[str, int]) -> dict[str, int]:
 
 def _group(group: dict[str, Any]) -> str:
     streams = ", ".join(f"{s['name']} {s['dtype']}[{s['heads']},{s['head_size']}]" for s in group["streams"])
-    lifetime = "full" if group["window"] is None else f"window {group['window']}"
+    lifetime = "full" if group.get("window") is None else f"window {group['window']}"
     return (
         f"{group['layers']} layers, {lifetime}, {streams}, blocks of {group['block']}: "
         f"{group['bytes_per_token']:,} bytes per token"

@@ -46,7 +46,7 @@ def manifest(files: dict[str, bytes], **changes: Any) -> dict[str, Any]:
         "version": 1,
         "name": "tiny",
         "made_by": {},
-        "source": {"path": "é"},
+        "source": {"kind": "module", "path": "é"},
         "model": model | {"frozen": {}},
         "tokenizer": {"present": False, "files": []},
         "kv_groups": [group | {"streams": streams}],
