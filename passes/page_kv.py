@@ -8,7 +8,8 @@ arXiv 2309.06180).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 from ir.build import GraphBuilder
 from ir.dims import Bounds, CeilDiv, free_names, normalize
@@ -22,6 +23,7 @@ from passes.paging.lowering import Lowering, Placed
 from passes.paging.rules import RULES, depends_on_length, pointwise
 
 NARROW_ERROR = 0.2  # share of a value's RMS: scores of rounded keys differ, and the softmax makes that larger
+STEP_INPUT = re.compile(r"lens|starts|rows|(kv|slots|table)\d+")
 SIZES = frozenset({"shape", "size", "start", "stop", "sizes"})  # attributes that the rules prove themselves
 
 
@@ -39,6 +41,7 @@ class PageKv(Pass):
     def run(self, graph: Graph) -> Result:
         if "S" not in graph.dims:
             return Result(graph, 0)
+        graph = _make_way(graph)
         low = _start(graph, DType(self.dtype), self.block)
         for op in graph.ops:
             _lower(low, op)
@@ -47,6 +50,20 @@ class PageKv(Pass):
             raise PassError("page_kv", None, reason, "DEBUG=5 shows why none was recognised.")
         outputs = [_output(low, v) for v in graph.outputs]
         return Result(low.builder.graph([*outputs, *low.groups.states]), len(low.groups.states))
+
+
+def _make_way(graph: Graph) -> Graph:
+    """The graph with other names for values that are called what the paged form calls its inputs."""
+    taken = set(graph.producers())
+    names: dict[str, Value] = {}
+    for value in (o for op in graph.ops for o in op.outs if STEP_INPUT.fullmatch(o.name)):
+        name = f"{value.name}_"
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        names[value.name] = Value(name, value.type)
+    outputs = tuple(names.get(v.name, v) for v in graph.outputs)
+    return replace(graph, ops=tuple(op.renamed(names) for op in graph.ops), outputs=outputs)
 
 
 def _start(graph: Graph, dtype: DType, block: int) -> Lowering:

@@ -227,3 +227,14 @@ def test_a_scalar_operand_stays_a_literal() -> None:
     graph = toy.graph(toy.attend(toy.b.op("mul", toy.x, Scalar(2.0), name="twice"), 0, CAUSAL))
     twice = next(op for op in PageKv().run(graph).graph.ops if op.outs[0].name == "twice")
     assert twice.args[1] == Scalar(2.0)
+
+
+@pytest.mark.parametrize("name", ["lens", "rows", "kv0"])
+def test_values_called_as_the_steps_inputs_make_way(name: str) -> None:
+    graph = two_layers()
+    first = graph.ops[0].outs[0]
+    called = {first.name: Value(name, first.type)}
+    taken = replace(graph, ops=tuple(op.renamed(called) for op in graph.ops))
+    lowered = SelectRows().run(PageKv().run(taken).graph).graph
+    verify(lowered)
+    assert {"lens", "starts", "rows", "kv0", "kv1"} < {v.name for v in lowered.inputs}
