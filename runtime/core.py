@@ -104,11 +104,11 @@ class Core:
             return Results(sampling, sampled, scoring, scores)
         except EngineError as error:
             owners = sampling + [c for c in scoring for _ in c.score]
-            broken = np.flatnonzero(np.isnan(logits).any(axis=-1)).tolist()
+            broken = np.flatnonzero(~np.isfinite(logits.max(axis=-1))).tolist()
             if not broken:
                 raise
             for row in broken:
-                nan = EngineError("the model computed NaN", where="logits", todo=error.todo)
+                nan = EngineError("the model computed NaN or infinity", where="logits", todo=error.todo)
                 self.fail(owners[row].seq.request, nan)
             keep = [row for row, owner in enumerate(owners) if not owner.seq.finished]
             return self._results([c for c in chunks if not c.seq.finished], logits[keep])

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 
 from runtime.completion import TokenLogprob
+from runtime.errors import EngineError
 from runtime.executor import Executor, SampleArgs, Sampled
 from runtime.scheduler import Chunk
 
@@ -37,6 +38,8 @@ def score_rows(executor: Executor, chunks: Seq[Chunk], logits: np.ndarray) -> li
     ids = np.concatenate([c.seq.ids[c.score.start + 1 : c.score.stop + 1] for c in chunks])
     widths = [c.seq.request.sampling.prompt_logprobs or 0 for c in chunks for _ in c.score]
     logprobs = executor.logprobs(logits, ids)
+    if np.isnan(logprobs).any():
+        raise EngineError("a row of logits has no log-probabilities", where="logits", todo="Report it")
     top = executor.sample(logits, SampleArgs.greedy(len(ids), max(widths))) if max(widths) else None
     return [
         TokenLogprob(int(ids[row]), float(logprobs[row]), _top(top, row, width) if top and width else ())

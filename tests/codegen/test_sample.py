@@ -183,9 +183,15 @@ def test_biased_out_tokens_are_never_chosen(library: ctypes.CDLL) -> None:
     assert set(got["ids"].tolist()) == {7, 42}
 
 
-def test_a_nan_is_reported_and_its_row_left_alone(library: ctypes.CDLL) -> None:
+@pytest.mark.parametrize(
+    ("value", "step"), [(np.nan, 3), (np.nan, VOCAB), (np.inf, 7), (np.inf, VOCAB), (-np.inf, 1)]
+)
+def test_a_row_without_an_order_is_reported_and_left_alone(
+    library: ctypes.CDLL, value: float, step: int
+) -> None:
+    """A sort by logits that have no order could leave the array."""
     logits = random_logits(2)
-    logits[1, ::3] = np.nan  # a sort of it could leave the array: nothing is in order
+    logits[1, ::step] = value
     got = run(library, logits, [{"top_k": 40}] * 2, num_top=20)
     assert got["error"] == 2
     assert got["ids"][0] >= 0 and got["ids"][1] == -9 and (got["top_ids"][1] == -9).all()

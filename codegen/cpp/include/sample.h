@@ -61,10 +61,11 @@ inline int32_t argmax(const float* l, int64_t n) {
   return int32_t(best);
 }
 
-inline bool has_nan(const float* l, int64_t n) {
-  int bad = 0;
-  for (int64_t i = 0; i < n; i++) bad |= l[i] != l[i];
-  return bad;
+// Whether the largest logit is a number: none is NaN or infinity, and not all are -infinity.
+inline bool has_order(const float* l, int64_t n) {
+  int bad = 0, some = 0;
+  for (int64_t i = 0; i < n; i++) bad |= !(l[i] < __builtin_inff()), some |= l[i] > -__builtin_inff();
+  return !bad && some;
 }
 
 // Ids in descending order of z, equal ones by id, as many as asked for at a time.
@@ -164,13 +165,13 @@ inline int32_t sample_row(const float* l, int64_t V, const SampleRow& row) {
   return chosen < 0 ? likeliest : chosen;
 }
 
-// 0, or 2 where a row of logits holds a NaN.
+// 0, or 2 where a row of logits has no largest that is a number.
 inline int32_t sample(Pool& pool, const octavo_sample_args& a) {
   std::atomic<int32_t> error{0};
   pool.run([&](Thread& th) {
     th.share(a.num_rows, [&](int64_t q) {
       const float* l = a.logits + q * a.vocab_size;
-      if (has_nan(l, a.vocab_size)) {  // no order to sort by
+      if (!has_order(l, a.vocab_size)) {
         error = 2;
         return;
       }
