@@ -34,7 +34,11 @@ def parse_passes(text: str, known: Iterable[type[Pass]]) -> list[Pass]:
         if item["name"] not in kinds:
             raise CompileError(f"-p: there is no pass {item['name']!r}. octavo opt --list names them")
         kind = kinds[item["name"]]
-        found.append(kind(**_options(kind, item["options"] or "")))
+        options = _options(kind, item["options"] or "")
+        try:
+            found.append(kind(**options))
+        except ValueError as error:
+            raise CompileError(f"-p: {error}") from error
         at = item.end()
     return found
 

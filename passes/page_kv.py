@@ -25,6 +25,8 @@ from passes.paging.rules import RULES, depends_on_length, pointwise
 NARROW_ERROR = 0.2  # share of a value's RMS: scores of rounded keys differ, and the softmax makes that larger
 STEP_INPUT = re.compile(r"lens|starts|rows|(kv|slots|table)\d+")
 SIZES = frozenset({"shape", "size", "start", "stop", "sizes"})  # attributes that the rules prove themselves
+DTYPES = ("f32", "f16", "bf16")  # of a cache that holds numbers as they are
+MAX_BLOCK = 4096  # as in an artifact's manifest
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,12 @@ class PageKv(Pass):
 
     dtype: str = "f32"
     block: int = 16
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"page_kv: dtype must be {' or '.join(DTYPES)}, not {self.dtype!r}")
+        if not 1 <= self.block <= MAX_BLOCK:
+            raise ValueError(f"page_kv: block must be from 1 to {MAX_BLOCK} tokens, not {self.block}")
 
     @property
     def tolerance(self) -> float:

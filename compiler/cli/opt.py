@@ -44,6 +44,8 @@ def command(
             result = each.run(graph)
         except PassError as error:
             raise CompileError(f"{file}: {error}") from error
+        except ValueError as error:  # a graph from elsewhere than where the pass stands in the pipeline
+            raise CompileError(f"{file}: {each.name} does not apply to this graph: {error}") from error
         graph = result.graph
         verify(graph)
         print(f"{each.name}: {result.count}", file=sys.stderr)

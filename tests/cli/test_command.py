@@ -57,6 +57,7 @@ def test_help_is_quick() -> None:
         (["opt", "nowhere.ir", "-p", "dce"], "octavo: nowhere.ir: no such file"),
         (["opt", "-", "-p", "dcee"], "octavo: -p: there is no pass 'dcee'"),
         (["opt", "-", "-p", "dce{fast=true}"], "octavo: dce: no option 'fast=true'"),
+        (["opt", "-", "-p", "page_kv{block=0}"], "octavo: -p: page_kv: block must be from 1"),
         (["generate", "nowhere.octavo", "hi"], "octavo: "),
         (["inspect", "README.md"], "octavo: "),
         (["compile", "nowhere", "-o", "/tmp/x.octavo"], "octavo: nowhere"),

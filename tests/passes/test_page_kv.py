@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -238,3 +239,11 @@ def test_values_called_as_the_steps_inputs_make_way(name: str) -> None:
     lowered = SelectRows().run(PageKv().run(taken).graph).graph
     verify(lowered)
     assert {"lens", "starts", "rows", "kv0", "kv1"} < {v.name for v in lowered.inputs}
+
+
+@pytest.mark.parametrize(
+    "options", [{"block": 0}, {"block": -1}, {"block": 10**11}, {"dtype": "f99"}, {"dtype": "i8"}]
+)
+def test_options_that_make_no_cache_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"page_kv: {next(iter(options))} must be"):
+        PageKv(**options)
