@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from codegen.cpp.masks import mask_struct
-from codegen.cpp.spelling import CTYPES, identifier, size
+from codegen.cpp.spelling import ctype, identifier, size
 from codegen.cpp.weights import WeightTable
 from ir.dims import Dim, product
 from ir.graph import Arg, Graph, Op, Scalar, Value, Weight, tensor_of
@@ -51,7 +51,7 @@ class Context:
     def weight(self, arg: Value | Weight, layout: str = "plain") -> str:
         """Pointer to a packed array."""
         index, packed = self.weights.use(arg, layout)
-        return f"weight<{CTYPES[packed.dtype]}>(weights, {index})"
+        return f"weight<{ctype(packed.dtype)}>(weights, {index})"
 
     def pointer(self, arg: Arg) -> str:
         """Pointer to an operand's first element, or nullptr for one that is absent."""

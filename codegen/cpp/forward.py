@@ -9,7 +9,7 @@ from codegen.cpp.context import STEP_INPUTS, CodegenError, Context, refuse, shap
 from codegen.cpp.kernels import KERNELS
 from codegen.cpp.kv_block import block_bytes
 from codegen.cpp.pointwise import Group, Operand, operand_strides, print_group
-from codegen.cpp.spelling import CTYPES, comment, key, size
+from codegen.cpp.spelling import comment, ctype, key, size
 from ir.graph import Graph, Op, Value, Weight, tensor_of
 from ir.text import print_op
 from ir.types import KV, Tensor
@@ -151,7 +151,7 @@ def _declare(ctx: Context, kernel: Kernel, declared: set[str]) -> list[str]:
             if not owns or out.name in kernel.inside or out.name in declared:
                 continue
             declared.add(out.name)
-            kind = CTYPES[tensor_of(out).dtype]
+            kind = ctype(tensor_of(out).dtype)
             source = "s.logits" if out.name == ctx.schedule.logits else f"({kind}*)b{at[index]}"
             lines.append(f"  {kind}* {ctx.identifiers[out.name]} = {source};")
         if scratch_bytes(op) != 0:

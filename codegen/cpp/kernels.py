@@ -11,7 +11,7 @@ from typing import Any, cast
 from codegen.cpp import moves, rows
 from codegen.cpp.context import Context, dtype_of, refuse, shape_of
 from codegen.cpp.kv_block import block_bytes, keys_in_lanes, stream_offsets
-from codegen.cpp.spelling import CTYPES, call, literal, size
+from codegen.cpp.spelling import call, ctype, literal, size
 from ir.dims import product
 from ir.graph import Op, Value, Weight
 from ir.types import KV, DType
@@ -83,7 +83,7 @@ def kv_write(ctx: Context, op: Op) -> list[str]:
         if dtype_of(x) is not DType.F32 or stream.dtype not in (DType.F32, DType.BF16):
             raise refuse(op, f"stream {stream.name} of {stream.dtype} from {dtype_of(x)}")
         keys = "true" if keys_in_lanes(kv, index) else "false"
-        name = f"kv_write<{keys}, {CTYPES[stream.dtype]}>"
+        name = f"kv_write<{keys}, {ctype(stream.dtype)}>"
         place = (block_bytes(kv), op.attr("layer") * layer_bytes + offsets[index])
         lines.append(
             call(name, ctx.pointer(x), ctx.ld(x), "T", stream.heads, stream.head_size, slots, data, *place)
@@ -105,7 +105,7 @@ def paged_attention(ctx: Context, op: Op) -> list[str]:
     base = op.attr("layer") * layer_bytes
     mask = ctx.mask(op.attr("mask"), tuple(int(cast(Any, shape_of(t)[1])) for t in tables))
     scale, softcap = (literal(float(attribute(op, n)), DType.F32) for n in ("scale", "softcap"))
-    types = f"{CTYPES[key.dtype]}, {CTYPES[value.dtype]}, {key.head_size}, {value.head_size}, {mask}"
+    types = f"{ctype(key.dtype)}, {ctype(value.dtype)}, {key.head_size}, {value.head_size}, {mask}"
     where = f"s.groups[{group}]"
     return [
         f"Cache cache{{(const char*){where}.data, {block_bytes(kv)},",
@@ -126,9 +126,9 @@ def constant(ctx: Context, op: Op) -> list[str]:
     if op.kind == "iota":
         return [call("iota", ctx.pointer(op.out), count)]
     value = (
-        literal(op.attr("value"), dtype) if op.kind == "full" else f"{CTYPES[dtype]}({size(op.attr('size'))})"
+        literal(op.attr("value"), dtype) if op.kind == "full" else f"{ctype(dtype)}({size(op.attr('size'))})"
     )
-    return [call(f"fill<{CTYPES[dtype]}>", ctx.pointer(op.out), count, value)]
+    return [call(f"fill<{ctype(dtype)}>", ctx.pointer(op.out), count, value)]
 
 
 KERNELS: dict[str, Printer] = {

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from codegen.cpp.spelling import CTYPES, key, literal, size
+from codegen.cpp.spelling import ctype, key, literal, size
 from ir.dims import Dim, product
 from ir.graph import Arg, Op, Scalar, Value, Weight
 from ir.types import DType, Tensor
@@ -90,7 +90,7 @@ def print_group(group: Group) -> tuple[str, list[str]]:
         written = name in group.outputs
         short = f"y{index - len(group.inputs)}" if written else f"a{index}"
         local[name] = short
-        params += [f"{'' if written else 'const '}{CTYPES[array.type.dtype]}* {short}", f"int64_t {short}_ld"]
+        params += [f"{'' if written else 'const '}{ctype(array.type.dtype)}* {short}", f"int64_t {short}_ld"]
         args += [array.pointer, array.first]
     axes = _axes(group)
     vector = is_vector(group) and bool(axes)
@@ -201,7 +201,7 @@ def _scalar_body(
 
 def _held(dtype: DType) -> str:
     """The type of a local variable: a bf16 is held as the float that it stands for."""
-    return "float" if dtype is DType.BF16 else CTYPES[dtype]
+    return "float" if dtype is DType.BF16 else ctype(dtype)
 
 
 def _read(at: str, dtype: DType) -> str:

@@ -25,6 +25,13 @@ CTYPES: dict[DType, str] = {
 }
 
 
+def ctype(dtype: DType) -> str:
+    """Raises ValueError for an element type that the target does not compute in."""
+    if dtype not in CTYPES:
+        raise ValueError(f"the target has no {dtype} arithmetic; cast the value to f32 in the model")
+    return CTYPES[dtype]
+
+
 def key(arg: Value | Weight) -> str:
     """A name that values and weights do not share."""
     return f"{'@' if isinstance(arg, Weight) else '%'}{arg.name}"
@@ -51,7 +58,7 @@ def literal(value: bool | int | float, dtype: DType) -> str:
     if dtype is DType.BOOL:
         return "1" if value else "0"
     if dtype.is_integer:
-        return f"{CTYPES[dtype]}({int(value)})"
+        return f"{ctype(dtype)}({int(value)})"
     number = float(np.float32(value)) if dtype is not DType.F64 else float(value)
     if number != number:
         return '__builtin_nanf("")'

@@ -46,10 +46,6 @@ def part_dtype(dtype: Any) -> DType:
     return DType.F32 if str(dtype) == "torch.complex64" else torch_dtype(dtype)
 
 
-def is_weight(arg: Any) -> bool:
-    return isinstance(arg, Weight)
-
-
 class Context:
     """One call of the exported graph: emits ops at its `loc` and knows the type that torch gives it."""
 

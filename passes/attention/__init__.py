@@ -1,0 +1,2 @@
+"""What `fuse_attention` reads: scores, heads and masks, element by element, and the proof that a mask is
+causal."""
