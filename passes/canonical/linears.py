@@ -8,11 +8,14 @@ from passes.match import attribute, is_constant, operand, orders, shape, without
 
 
 def _matmul_with_weight(op: Op, view: View) -> Replacement | Miss:
-    """x @ w [K,N] -> linear with w transposed, which is a weight op."""
+    """x @ w [1..,K,N] -> linear with w transposed, which is a weight op."""
     x, w = op.args
-    if len(shape(w)) != 2 or not is_constant(view, w) or is_constant(view, x):
+    sizes = shape(w)
+    one_matrix = all(d == 1 for d in sizes[:-2]) and len(sizes) <= len(shape(x))
+    if not one_matrix or not is_constant(view, w) or is_constant(view, x):
         return None
-    return view.op("linear", x, view.op("transpose", w, perm=(1, 0)))
+    matrix = w if len(sizes) == 2 else view.op("reshape", w, shape=sizes[-2:])
+    return view.op("linear", x, view.op("transpose", matrix, perm=(1, 0)))
 
 
 def add_bias(op: Op, view: View) -> Replacement | Miss:

@@ -68,6 +68,21 @@ class TorchAttention(nn.Module):
         return self.inner(x, x, x, attn_mask=mask, need_weights=False)[0]
 
 
+class EinsumAttention(nn.Module):
+    """Projections, scores and sums all as einsum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Parameter(torch.randn(3, HIDDEN, HEADS, SIZE) / HIDDEN**0.5)
+        self.out = nn.Parameter(torch.randn(HEADS, SIZE, HIDDEN) / HIDDEN**0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (torch.einsum("bsc,chd->bshd", x, w) for w in self.qkv)
+        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(SIZE)
+        attended = torch.einsum("bhqk,bkhd->bqhd", fill(self, scores).softmax(-1), v)
+        return torch.einsum("bqhd,hdc->bqc", attended, self.out)
+
+
 class Model(nn.Module):
     """Embeddings, a mixer, attention, a feed-forward and a head."""
 
@@ -234,6 +249,10 @@ def test_logits_are_eager_torchs(attend: Attend, tmp_path: Path) -> None:
 
 def test_logits_of_torchs_own_attention_module(tmp_path: Path) -> None:
     check(made(TorchAttention()), tmp_path / "m.octavo")
+
+
+def test_logits_of_einsums(tmp_path: Path) -> None:
+    check(made(EinsumAttention()), tmp_path / "m.octavo")
 
 
 def random_ahead(m: Any, s: Any) -> Any:

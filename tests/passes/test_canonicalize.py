@@ -240,6 +240,23 @@ def test_addmm_on_rows_becomes_a_linear_with_bias() -> None:
     )
 
 
+def test_a_batched_product_with_one_matrix_is_a_linear() -> None:
+    expect(
+        Canonicalize(),
+        body("%z = matmul %x, @w: f32[1,8,6] : f32[1,S,6]"),
+        body(
+            "%v1 = reshape @w: f32[1,8,6] {shape=[8,6]} : f32[8,6]",
+            "%v2 = transpose %v1 {perm=[1,0]} : f32[6,8]",
+            "%z = linear %x, %v2 : f32[1,S,6]",
+        ),
+    )
+
+
+def test_a_product_with_several_matrices_stays() -> None:
+    text = body("%z = matmul %x, @w: f32[3,8,6] : f32[3,S,6]")
+    assert print_graph(apply(Canonicalize(), text).graph) == print_graph(read(text))
+
+
 def test_a_linear_used_twice_keeps_its_bias_outside() -> None:
     refuse(
         Canonicalize(),
