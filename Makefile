@@ -48,7 +48,7 @@ test-quick: .venv/installed
 	$(BIN)/python -m pytest -q $(QUICK_TESTS)
 
 test-slow: .venv/installed $(DEMO_GGUF)
-	$(BIN)/python -m pytest -q $(SLOW_TESTS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(SLOW_TESTS)
 
 bench: $(DEMO_ENGINE)/manifest.json
 	$(BIN)/python benchmarks/against_bounds.py $(DEMO_ENGINE)

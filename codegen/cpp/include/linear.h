@@ -15,6 +15,8 @@ constexpr int MAX_ROWS = 6, ACCUMULATORS = 6;
 constexpr int MAX_ROWS = LANES == 8 ? 6 : 3, ACCUMULATORS = LANES == 8 ? 6 : 3;
 #endif
 
+constexpr int PREFETCH_BYTES = 1024;  // how far ahead of its use a weight is fetched
+
 // Panels that a tile of R rows works on together.
 constexpr int panels_for(int rows) { return rows * 4 <= ACCUMULATORS ? 4 : rows * 2 <= ACCUMULATORS ? 2 : 1; }
 
@@ -28,7 +30,7 @@ __attribute__((noinline)) void linear_tile(const float* x, const T* w, int64_t K
     F wv[P];
     _Pragma("GCC unroll 4") for (int p = 0; p < P; p++) {
       wv[p] = load(w + (p * K + k) * W);
-      if (R <= 4) __builtin_prefetch(w + (p * K + k) * W + 1024 / sizeof(T));
+      __builtin_prefetch(w + (p * K + k) * W + PREFETCH_BYTES / sizeof(T));
     }
     _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) {
       F xv = splat(x[k * R + r]);
