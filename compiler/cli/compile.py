@@ -22,14 +22,18 @@ if TYPE_CHECKING:
 
 
 def command(
-    source: Annotated[Path, typer.Argument(help="A Hugging Face directory or a GGUF file.")],
+    source: Annotated[
+        Path, typer.Argument(help="A Hugging Face directory or a GGUF file, quantised or not.")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The artifact to write, NAME.octavo.")],
     target: Annotated[str, typer.Option(help="What it will run on.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="Element type of the weights: f32 or bf16.")] = "f32",
     max_context: Annotated[
         int | None, typer.Option(help="Longest sequence; default the model's own.")
     ] = None,
-    isa: Annotated[str | None, typer.Option(help="ISA levels to build, by comma; default all.")] = None,
+    isa: Annotated[
+        str | None, typer.Option(help="ISA levels to build, by comma: v4,v3,baseline; default all.")
+    ] = None,
     dump_ir: Annotated[
         Path | None, typer.Option(help="Write the graph after every pass into this folder.")
     ] = None,

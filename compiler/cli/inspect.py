@@ -78,7 +78,8 @@ def _show(artifact: Artifact) -> None:
     table.add_column()
     table.add_column(overflow="fold")
     rows = [
-        ("artifact", f"{facts['name']}  {facts['digest']}"),
+        ("artifact", facts["name"]),
+        ("digest", facts["digest"].removeprefix("sha256:")),
         ("source", f"{source['kind']} {source['path']}"),
         ("made by", ", ".join(f"{k} {v}" for k, v in facts["made_by"].items())),
         ("model", f"{model['dtype']}, vocabulary {model['vocab_size']:,}, context {model['max_context']:,}"),
@@ -87,13 +88,17 @@ def _show(artifact: Artifact) -> None:
         *(("kv group", _group(group)) for group in facts["kv_groups"]),
         ("kv in all", f"{facts['kv_bytes_per_token']:,} bytes per token"),
         *(("kernel", _kernel(kernel)) for kernel in facts["targets"]["cpu"]["kernels"]),
-        ("stages", f"{facts['stages'][0]} to {facts['stages'][-1]}, shown by --ir"),
+        ("stages", f"{_span(facts['stages'])}, shown by --ir"),
         *(("bytes", f"{size:>15,}  {name}") for name, size in _by_folder(facts["bytes"]["files"]).items()),
         ("bytes", f"{facts['bytes']['total']:>15,}  in all"),
     ]
     for row in rows:
         table.add_row(*row)
     Console().print(table, markup=False)
+
+
+def _span(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
 
 
 def _by_folder(files: dict[str, int]) -> dict[str, int]:
@@ -116,4 +121,4 @@ def _group(group: dict[str, Any]) -> str:
 
 
 def _kernel(kernel: dict[str, Any]) -> str:
-    return f"{kernel['isa']} for {kernel['arch']} with {', '.join(kernel['features']) or 'nothing special'}"
+    return f"{kernel['isa']} for {kernel['arch']} with {', '.join(kernel['features']) or 'no extensions'}"

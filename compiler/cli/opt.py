@@ -23,7 +23,7 @@ def command(
 ) -> None:
     """Read a graph's text, run passes over it, and print the text of the result.
 
-    octavo opt 00-import.ir -p canonicalize,fuse_norm
+    octavo opt 00-imported.ir -p canonicalize,fuse_norm
 
     octavo inspect model.octavo --ir graph | octavo opt - -p dce,cse
     """
