@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from compiler.errors import CompileError
+
 
 def command(
     engine: Annotated[Path, typer.Argument(help="An engine artifact, NAME.octavo.")],
@@ -32,13 +34,16 @@ def command(
 
     octavo bench model.octavo --requests 16 --prompt-tokens 128 --new-tokens 128
     """
+    if context_tokens % 16:
+        raise CompileError(f"--context-tokens {context_tokens}: must be a multiple of 16")
     workload = Workload(prompt_tokens, new_tokens, requests, context_tokens, seed)
     figures = run(engine, workload, threads, repeats)
     if as_json:
         print(json.dumps(figures))
         return
     for key, value in figures.items():
-        print(f"{key:22} {value:,.4g}" if isinstance(value, float) else f"{key:22} {value}")
+        shown = "all" if value is None else f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
+        print(f"{key:22} {shown}")
 
 
 @dataclass(frozen=True)
