@@ -52,6 +52,8 @@ def compile_artifact(
     """See compiler.compile."""
     _check_options(target, dtype, max_context)
     try:
+        for level in isa or ():
+            cpp.find_level(level)
         with ArtifactWriter(out, force) as writer:
             return Compile(writer, dtype, isa, check, dump_ir, progress or Progress()).run(
                 source, max_context

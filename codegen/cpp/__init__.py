@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from codegen.cpp.build import LEVELS, BuildError, Kernel, build_levels, compiler_version, default_levels
+from codegen.cpp.build import (
+    LEVELS,
+    BuildError,
+    Kernel,
+    build_levels,
+    compiler_version,
+    default_levels,
+    find_level,
+)
 from codegen.cpp.context import CodegenError, Context, shape_of
 from codegen.cpp.evaluate import Reader
 from codegen.cpp.forward import print_forward
@@ -71,5 +79,5 @@ def build(directory: Path, levels: Sequence[str] | None = None, progress: Report
 
 __all__ = [
     "LEVELS", "BuildError", "CodegenError", "Generated", "Kernel", "PackedWeight", "Reader", "build",
-    "compiler_version", "default_levels", "generate", "pack",
+    "compiler_version", "default_levels", "find_level", "generate", "pack",
 ]  # fmt: skip

@@ -42,7 +42,7 @@ def command(
         print(json.dumps(figures))
         return
     for key, value in figures.items():
-        shown = "all" if value is None else f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
+        shown = "all" if value is None else f"{value:,.4g}" if isinstance(value, float) else str(value)
         print(f"{key:22} {shown}")
 
 

@@ -35,4 +35,6 @@ def load(source: Any, *, max_context: int | None = None) -> Imported:
         from compiler.importers.gguf import load_gguf
 
         return load_gguf(path, max_context)
+    if not path.exists():
+        raise ImportRefused(f"{path} does not exist. Give a checkpoint directory or a .gguf file")
     raise ImportRefused(f"{path} is neither a checkpoint directory nor a .gguf file")

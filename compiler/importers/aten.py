@@ -15,7 +15,7 @@ from typing import Any
 
 from compiler.importers import aten_complex, aten_linear, aten_pointwise, aten_shape
 from compiler.importers.aten_complex import Pair
-from compiler.importers.context import Context, torch_dtype
+from compiler.importers.context import Context, source_line, torch_dtype
 from compiler.importers.refused import ImportRefused
 from ir.build import GraphBuilder
 from ir.dims import symbol
@@ -189,13 +189,6 @@ def module_path(node: Any, prefix: str = "") -> str:
     path = next((str(p) for p, _ in reversed(stack.values())), "")
     path = re.sub(r"\.slice\([^)]*\)", "", path.removeprefix("L['self']").lstrip("."))
     return path.removeprefix(prefix).lstrip(".")
-
-
-def source_line(node: Any) -> str:
-    """`file:line in function` of the model's source, as far as it is known."""
-    trace = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines()]
-    frames = [t for t in trace if t.startswith("File ")]
-    return frames[-1].replace('"', "") if frames else ""
 
 
 def where(node: Any, target: str, loc: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from math import inf
+from pathlib import PurePath
 from typing import Any
 
 import sympy
@@ -46,6 +48,16 @@ def part_dtype(dtype: Any) -> DType:
     return DType.F32 if str(dtype) == "torch.complex64" else torch_dtype(dtype)
 
 
+def source_line(node: Any, short: bool = False) -> str:
+    """`File NAME, line N, in FUNCTION` of the source, or `NAME:N` without folders; "" where unknown."""
+    trace = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines()]
+    frames = [t for t in trace if t.startswith("File ")]
+    if not frames:
+        return ""
+    found = re.match(r'File "(.*)", line (\d+)', frames[-1])
+    return f"{PurePath(found[1]).name}:{found[2]}" if short and found else frames[-1].replace('"', "")
+
+
 class Context:
     """One call of the exported graph: emits ops at its `loc` and knows the type that torch gives it."""
 
@@ -60,6 +72,7 @@ class Context:
     ) -> None:
         self.build, self.node, self.loc, self.context = build, node, loc, context
         self.limits, self.constant = limits, constant
+        self.place = loc or source_line(node, short=True)  # an op of the model itself has no module path
 
     @property
     def out(self) -> Tensor:
@@ -74,7 +87,7 @@ class Context:
 
     def op(self, kind: str, *args: Arg, several: bool = False, **attrs: Any) -> Any:
         """Append an op named after its module; bounds of integer values are followed."""
-        made: Any = self.build.op(kind, *args, name=self._name(kind), loc=self.loc, several=True, **attrs)
+        made: Any = self.build.op(kind, *args, name=self._name(kind), loc=self.place, several=True, **attrs)
         if all(self.is_constant(a) for a in args if not isinstance(a, Scalar | None)) and args:
             self.constant.update(v.name for v in made)
         limit = self._limit(kind, args, attrs)

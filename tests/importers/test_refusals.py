@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,8 +107,9 @@ def test_a_broken_configuration_is_refused(checkpoint: Path, content: str | None
 
 
 def test_a_path_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_bytes(b"weights")
     with pytest.raises(ImportRefused, match="neither a checkpoint directory nor a .gguf file"):
-        load(tmp_path / "nothing")
+        load(tmp_path / "model.bin")
 
 
 def test_a_missing_tensor_is_named(checkpoint: Path) -> None:
@@ -210,3 +212,21 @@ def test_a_module_that_needs_more_than_positions_is_refused() -> None:
 def test_what_is_no_module_is_refused() -> None:
     with pytest.raises(ImportRefused, match="cannot import a int"):
         load(3)
+
+
+def test_a_path_that_is_not_there_is_said_to_be_so(tmp_path: Path) -> None:
+    with pytest.raises(ImportRefused, match="does not exist"):
+        load(tmp_path / "nowhere")
+
+
+def test_an_op_of_the_model_itself_is_placed_by_its_source_line() -> None:
+    class Pooled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens = torch.nn.Embedding(11, 4)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.tokens(ids).cumsum(1)
+
+    (op,) = (op for op in load(Pooled(), max_context=16).graph.ops if op.kind == "cumsum")
+    assert re.fullmatch(r"test_refusals\.py:\d+", op.loc)
