@@ -45,6 +45,8 @@ def command(
     """
     import runtime
 
+    if logprobs is not None and not as_json:
+        raise runtime.RequestError("text output has no place for them", where="--logprobs", todo="Add --json")
     text = sys.stdin.read() if prompt == "-" else prompt
     sampling = runtime.Sampling(
         max_new_tokens=max_new_tokens,
