@@ -22,7 +22,7 @@ from runtime.scheduler import Limits
 from runtime.step import Step
 from runtime.weights import Weights
 
-ABI = 1
+ABI = 2
 
 
 class CKVGroup(c.Structure):
@@ -61,6 +61,7 @@ _FUNCTIONS = {  # name: (result, arguments)
     "octavo_sample": (_I, [_P, c.POINTER(CSampleArgs)]),
     "octavo_copy_blocks": (None, [_P, _I, _P, _P, _I]),
     "octavo_logprobs": (None, [_P, _P, _I, _P, _P]),
+    "octavo_record": (None, [_P, _P, c.c_int64]),
     "octavo_close": (None, [_P]),
 }
 
@@ -183,6 +184,11 @@ class CpuExecutor:
     def copy_blocks(self, group: int, pairs: np.ndarray) -> None:
         data = _address(self._pools[group])
         self._library.octavo_copy_blocks(self._handle, group, data, _address(pairs), len(pairs))
+
+    def record(self, marks: np.ndarray | None) -> None:
+        """Have every forward write its marks, i64 [threads, N, 2], which must stay; None: no longer."""
+        address, width = (None, 0) if marks is None else (_address(marks), marks.shape[1])
+        self._library.octavo_record(self._handle, address, width)
 
     def close(self) -> None:
         if self._engine is not None:

@@ -89,13 +89,14 @@ def _body(ctx: Context) -> str:
     ]
     declared: set[str] = set()
     order = Order()
-    for kernel in ctx.schedule.kernels:
+    for number, kernel in enumerate(ctx.schedule.kernels):
         statements = _kernel(ctx, kernel)
         reads, writes = _touches(ctx, kernel)
         if order.needs_barrier(reads, writes, kernel.ops[0].kind in SHARING):
             lines.append("  th.sync();")
         lines += [""] + [f"  {comment(_describe(op))}" for op in kernel.ops]
         lines += _declare(ctx, kernel, declared)
+        lines.append(f"  th.mark({number});")
         several = len(statements) > 1
         lines += (
             ["  {"] * several + [f"{'    ' if several else '  '}{s}" for s in statements] + ["  }"] * several

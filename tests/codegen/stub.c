@@ -39,7 +39,7 @@ static uint64_t mix(uint64_t h, uint64_t word) {
 #define START 0x9E3779B97F4A7C15u
 #endif
 
-int32_t octavo_abi(void) { return 1; }
+int32_t octavo_abi(void) { return 2; }
 
 void* octavo_open(const void* const* weights, int32_t num_weights, int32_t num_threads) {
   if (num_weights != 2 || num_threads == 77) return NULL;
@@ -125,5 +125,7 @@ void octavo_logprobs(void* e, const float* logits, int32_t num_rows, const int32
   (void)e;
   for (int q = 0; q < num_rows; q++) out[q] = logprob(logits + (int64_t)q * VOCAB, ids[q]);
 }
+
+void octavo_record(void* e, int64_t* marks, int64_t marks_per_thread) { (void)e, (void)marks, (void)marks_per_thread; }
 
 void octavo_close(void* e) { free(e); }

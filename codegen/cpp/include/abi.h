@@ -1,4 +1,4 @@
-// The C interface of a compiled model, version 1; docs/artifact.md says what each field means.
+// The C interface of a compiled model, version 2; docs/artifact.md says what each field means.
 #pragma once
 #include <cstdint>
 
@@ -35,6 +35,16 @@ struct octavo_sample_args {
   float* top_logprobs;
 };
 
+// What a thread did from `ns` on (a steady clock): a kernel by its number, or one of the negative values.
+struct octavo_mark {
+  int64_t ns, what;
+};
+enum { OCTAVO_WAIT = -1, OCTAVO_RESUME = -2, OCTAVO_END = -3 };
+
+struct octavo_limits {
+  double read_bytes_per_s, f32_ops_per_s, bf16_ops_per_s;
+};
+
 #define OCTAVO_EXPORT __attribute__((visibility("default")))
 OCTAVO_EXPORT int32_t octavo_abi(void);
 OCTAVO_EXPORT void* octavo_open(const void* const* weights, int32_t num_weights, int32_t num_threads);
@@ -42,5 +52,7 @@ OCTAVO_EXPORT int32_t octavo_forward(void* engine, const octavo_step* step);
 OCTAVO_EXPORT int32_t octavo_sample(void* engine, const octavo_sample_args* args);
 OCTAVO_EXPORT void octavo_copy_blocks(void* engine, int32_t group, void* data, const int32_t* pairs, int32_t n);
 OCTAVO_EXPORT void octavo_logprobs(void* engine, const float* logits, int32_t num_rows, const int32_t* ids, float* out);
+OCTAVO_EXPORT void octavo_record(void* engine, octavo_mark* marks, int64_t marks_per_thread);
+OCTAVO_EXPORT void octavo_measure(int32_t num_threads, const void* data, int64_t bytes, octavo_limits* limits);
 OCTAVO_EXPORT void octavo_close(void* engine);
 }

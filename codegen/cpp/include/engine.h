@@ -3,6 +3,7 @@
 #include <mutex>
 
 #include "abi.h"
+#include "limits.h"
 #include "pool.h"
 #include "rows.h"
 #include "sample.h"
@@ -13,8 +14,20 @@ struct Engine {
   Engine(const void* const* weights, int32_t count, int threads) : weights(weights, weights + count), pool(threads) {}
   std::vector<const void*> weights;
   Pool pool;
+  octavo_mark* marks = nullptr;  // [threads, marks_per_thread], or null
+  int64_t marks_per_thread = 0;
   std::mutex one_at_a_time;
 };
+
+// The step as one thread runs it, with marks.
+inline void recorded(Thread& th, Engine& e, const octavo_step& step) {
+  octavo_mark* mine = e.marks + th.id * e.marks_per_thread;
+  Marks marks{mine, mine + e.marks_per_thread};
+  th.marks = &marks;
+  forward(th, step, e.weights.data());
+  th.sync();
+  th.mark(OCTAVO_END);
+}
 
 constexpr int NUM_GROUPS = sizeof BLOCK_BYTES / sizeof BLOCK_BYTES[0];
 
@@ -22,7 +35,7 @@ constexpr int NUM_GROUPS = sizeof BLOCK_BYTES / sizeof BLOCK_BYTES[0];
 
 extern "C" {
 
-int32_t octavo_abi(void) { return 1; }
+int32_t octavo_abi(void) { return 2; }
 
 void* octavo_open(const void* const* weights, int32_t num_weights, int32_t num_threads) {
   if (num_weights != octavo::NUM_WEIGHTS) return nullptr;
@@ -37,7 +50,10 @@ int32_t octavo_forward(void* engine, const octavo_step* step) {
   if (step->num_groups != octavo::NUM_GROUPS) return 1;
   auto& e = *static_cast<octavo::Engine*>(engine);
   std::lock_guard<std::mutex> lock(e.one_at_a_time);
-  e.pool.run([&](octavo::Thread& th) { octavo::forward(th, *step, e.weights.data()); });
+  e.pool.run([&](octavo::Thread& th) {
+    if (e.marks) octavo::recorded(th, e, *step);
+    else octavo::forward(th, *step, e.weights.data());
+  });
   return 0;
 }
 
@@ -58,6 +74,18 @@ void octavo_logprobs(void* engine, const float* logits, int32_t num_rows, const 
   auto& e = *static_cast<octavo::Engine*>(engine);
   std::lock_guard<std::mutex> lock(e.one_at_a_time);
   octavo::logprobs(e.pool, logits, num_rows, octavo::VOCAB_SIZE, ids, out);
+}
+
+void octavo_record(void* engine, octavo_mark* marks, int64_t marks_per_thread) {
+  auto& e = *static_cast<octavo::Engine*>(engine);
+  std::lock_guard<std::mutex> lock(e.one_at_a_time);
+  e.marks = marks;
+  e.marks_per_thread = marks_per_thread;
+}
+
+void octavo_measure(int32_t num_threads, const void* data, int64_t bytes, octavo_limits* limits) {
+  octavo::Pool pool(num_threads);
+  *limits = octavo::measure(pool, static_cast<const char*>(data), bytes);
 }
 
 void octavo_close(void* engine) { delete static_cast<octavo::Engine*>(engine); }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "isa.h"
+#include "marks.h"
 
 namespace octavo {
 
@@ -67,9 +68,15 @@ struct Thread {
   int id;     // 0 .. count - 1
   int count;  // threads in the pool
   int ticket = 0;  // kernels with shared work counters started so far; the same in every thread
+  Marks* marks = nullptr;  // null unless the step is profiled
 
   // Waits until every thread is here; what they wrote before is visible after.
   void sync();
+
+  // Called before each kernel, with its number.
+  void mark(int64_t kernel) {
+    if (marks) marks->add(kernel);
+  }
 
   // This thread's part of n equal things: [first, last).
   int64_t first(int64_t n) const { return n * id / count; }
@@ -149,7 +156,11 @@ class Pool {
   std::vector<std::thread> workers_;
 };
 
-inline void Thread::sync() { pool->barrier(); }
+inline void Thread::sync() {
+  mark(OCTAVO_WAIT);
+  pool->barrier();
+  mark(OCTAVO_RESUME);
+}
 
 template <class Fn>
 void Thread::share(int64_t n, Fn f) {
