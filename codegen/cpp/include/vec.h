@@ -54,8 +54,9 @@ INLINE F neg(F a) { I r; EACH(NV) r.v[i] = (ni)a.v[i] ^ int32_t(0x80000000); ret
 // The larger, without care for NaN: for scores, which are finite or -inf.
 INLINE F larger(F a, F b) { return select(a > b, a, b); }
 
-INLINE F load(const float* p) { F r; memcpy(&r, p, sizeof r); return r; }
-INLINE void store(float* p, F a) { memcpy(p, &a, sizeof a); }
+// Vector by vector: a copy of the whole struct goes through memory where it is more than one.
+INLINE F load(const float* p) { F r; EACH(NV) memcpy(&r.v[i], p + i * LANES, sizeof(nf)); return r; }
+INLINE void store(float* p, F a) { EACH(NV) memcpy(p + i * LANES, &a.v[i], sizeof(nf)); }
 INLINE F load(const bf16* p) {
   F r;
   EACH(NV) {
