@@ -62,7 +62,7 @@ def _gated(op: Op, view: View) -> Replacement | Miss:
             return Miss(_GATE, op, reason)
         kind = activation.kind if activation is not None else "none"
         args = linear.args if first.start == 0 else _swapped(linear, view)
-        return view.op("linear", *args, activation=kind, gated=True)
+        return view.op("linear", *args, activation=kind, gated=True, dtype=linear.attr("dtype"))
     return None
 
 

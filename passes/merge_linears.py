@@ -43,7 +43,7 @@ def _groups(graph: Graph, misses: list[Miss]) -> list[Group]:
 
 
 def _by_input(graph: Graph, constants: frozenset[str]) -> dict[Any, list[Op]]:
-    """Plain linears with constant operands, by what they read and the element types of their weights."""
+    """Plain linears with constant operands, by what they read and the element types of weight and result."""
     found: dict[Any, list[Op]] = {}
     for op in graph.ops:
         if op.kind != "linear" or operand(op, 3) is not None or attribute(op, "gated"):
@@ -51,7 +51,7 @@ def _by_input(graph: Graph, constants: frozenset[str]) -> dict[Any, list[Op]]:
         weights = [a for a in op.args[1:] if isinstance(a, Value)]
         if attribute(op, "activation") != "none" or any(w.name not in constants for w in weights):
             continue
-        found.setdefault((op.args[0], dtype(op.args[1])), []).append(op)
+        found.setdefault((op.args[0], dtype(op.args[1]), dtype(op.out)), []).append(op)
     return found
 
 
@@ -137,7 +137,7 @@ class _Merger:
         weight = self.build.op("concat", *(op.args[1] for op in group), axis=0, loc=loc)
         args = [group[0].args[0], weight, *self.bias(group, loc)]
         name = "_".join(op.out.name.rpartition(".")[2] if i else op.out.name for i, op in enumerate(group))
-        merged = self.build.op("linear", *args, name=name, loc=loc)
+        merged = self.build.op("linear", *args, name=name, loc=loc, dtype=group[0].attr("dtype"))
         sizes = tuple(cast(int, shape(op.args[1])[0]) for op in group)
         attrs = {"axis": last_axis(merged), "sizes": sizes}
         self.build.ops.append(Op("split", (merged,), attrs, tuple(op.out for op in group), loc))

@@ -103,7 +103,7 @@ def _paged_attention(call: Call) -> tuple[Type, ...]:
     _check_per_head(call, 6, q.shape[1])
     _check_predicate(call, 7)
     _check_scores(call)
-    return (Tensor(q.dtype, (q.shape[0], q.shape[1], value.head_size)),)
+    return (Tensor(call.float_dtype(q.dtype), (q.shape[0], q.shape[1], value.head_size)),)
 
 
 def _check_tables(call: Call, table: Tensor, lens: Tensor, starts: Tensor) -> None:
@@ -208,7 +208,7 @@ def _paged_attention_reference(call: RefCall) -> tuple[Array]:
 _ATTENTION = ("q", "k", "v", "mask?", "sinks?", "slopes?", "tables*")
 _PAGED = ("q", "kv", "table", "lens", "starts", "sinks?", "slopes?", "tables*")
 _SCORES = {"scale": REQUIRED, "mask": None, "softcap": 0.0}
-_PAGED_SCORES = {"layer": REQUIRED, "scale": REQUIRED, "mask": REQUIRED, "softcap": 0.0}
+_PAGED_SCORES = {"layer": REQUIRED, "scale": REQUIRED, "mask": REQUIRED, "softcap": 0.0, "dtype": None}
 
 OPS: tuple[OpDef, ...] = (
     OpDef("attention", _ATTENTION, _attention, _attention_reference, _SCORES, sequence_aware=True),

@@ -102,6 +102,13 @@ class Call:
             self.fail(f"attribute {name} must be one of {sorted(ELEMENT_TYPES)}, not {value!r}")
         return DType(value)
 
+    def float_dtype(self, default: DType) -> DType:
+        """Attribute dtype, which must be a float type, or `default` where it is left out."""
+        found = default if self.attrs["dtype"] is None else self.dtype()
+        if not found.is_float:
+            self.fail(f"attribute dtype must be a float type, not {found}")
+        return found
+
     def size(self, name: str) -> Dim:
         return self._size(name, self.attrs[name])
 

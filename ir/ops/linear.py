@@ -30,7 +30,7 @@ def _matmul(call: Call) -> tuple[Type, ...]:
 
 
 def _check_floats(call: Call) -> None:
-    """Operands may differ in float type: they are widened, and the result is of the first one's type."""
+    """Operands may differ in float type: they are widened. The result has the first one's, or `dtype`."""
     for index, given in enumerate(call.types):
         if given is not None and not call.tensor(index).dtype.is_float:
             call.fail(f"operand {index} must be a float tensor, not {call.tensor(index).dtype}")
@@ -49,10 +49,10 @@ def _linear(call: Call) -> tuple[Type, ...]:
         call.fail(f"gated needs an even number of outputs, not {outputs}")
     if bias is not None and bias.shape != (outputs,):
         call.fail(f"bias {list(bias.shape)} is not [{outputs}]")
-    result = Tensor(x.dtype, (*x.shape[:-1], outputs // 2 if gated else outputs))
-    if residual is not None and residual != result:
-        call.fail(f"residual {residual} is not {result}")
-    return (result,)
+    shape = (*x.shape[:-1], outputs // 2 if gated else outputs)
+    if residual is not None and residual.shape != shape:
+        call.fail(f"residual {list(residual.shape)} is not {list(shape)}")
+    return (Tensor(call.float_dtype(x.dtype), shape),)
 
 
 def _norm(call: Call) -> tuple[Type, ...]:
@@ -65,7 +65,7 @@ def _norm(call: Call) -> tuple[Type, ...]:
         weight = call.optional(index)
         if weight is not None and broadcast(call, [x.shape, weight.shape]) != x.shape:
             call.fail(f"weight {list(weight.shape)} does not broadcast to {list(x.shape)}")
-    return (x,)
+    return (Tensor(call.float_dtype(x.dtype), x.shape),)
 
 
 def _rope(call: Call) -> tuple[Type, ...]:
@@ -97,7 +97,7 @@ def _linear_reference(call: RefCall) -> tuple[Array]:
         y = activate(gate) * up
     else:
         y = activate(y)
-    y = y if residual is None else y + residual
+    y = y if residual is None else y + np.asarray(residual, dtype=x.dtype)
     return (np.asarray(y, dtype=x.dtype),)
 
 
@@ -138,13 +138,14 @@ def _rope_reference(call: RefCall) -> tuple[Array]:
     return (out,)
 
 
-_LINEAR = {"activation": "none", "gated": False}
+_LINEAR = {"activation": "none", "gated": False, "dtype": None}
+_NORM = {"eps": REQUIRED, "rank": 1, "dtype": None}
 
 OPS: tuple[OpDef, ...] = (
     OpDef("embed", ("ids", "w"), _embed, _embed_reference, {"dtype": None}),
     OpDef("matmul", ("x", "y"), _matmul, lambda c: (np.matmul(c.args[0], c.args[1]),)),
     OpDef("linear", ("x", "w", "b?", "residual?"), _linear, _linear_reference, _LINEAR),
-    OpDef("rms_norm", ("x", "w?"), _norm, _rms_norm_reference, {"eps": REQUIRED, "rank": 1}),
-    OpDef("layer_norm", ("x", "w?", "b?"), _norm, _layer_norm_reference, {"eps": REQUIRED, "rank": 1}),
+    OpDef("rms_norm", ("x", "w?"), _norm, _rms_norm_reference, _NORM),
+    OpDef("layer_norm", ("x", "w?", "b?"), _norm, _layer_norm_reference, _NORM),
     OpDef("rope", ("x", "cos", "sin"), _rope, _rope_reference, {"interleaved": False, "offset": 0}),
 )

@@ -31,7 +31,7 @@ def add_bias(op: Op, view: View) -> Replacement | Miss:
         if without_leading_ones(shape(bias)) not in (width, without_leading_ones(width)):
             return Miss("add bias", op, f"{list(shape(bias))} is not one number per output {list(width)}")
         row = bias if shape(bias) == width else view.op("reshape", bias, shape=width)
-        return view.op("linear", linear.args[0], linear.args[1], row)
+        return view.op("linear", linear.args[0], linear.args[1], row, **linear.attrs)
     return None
 
 

@@ -220,6 +220,20 @@ def test_a_slot_outside_the_cache_is_refused(slot: int) -> None:
         write(STATE, [slot], empty_kv(STATE, 3), np.ones((1, 2, 3)), np.ones((1, 2, 5)), layer=0)
 
 
+def test_the_result_is_rounded_to_the_type_asked_for() -> None:
+    """A query that sees one key gives that key's value."""
+    b = GraphBuilder("one", {})
+    types = {"table": (1, 1), "lens": (1,), "starts": (2,)}
+    q, kv = b.input("q", Tensor(DType.F32, (1, 2, 3))), b.input("kv", STATE)
+    args = [b.input(n, Tensor(DType.I32, s)) for n, s in types.items()]
+    out = b.op("paged_attention", q, kv, *args, layer=0, scale=1.0, mask=CAUSAL, dtype="bf16")
+    state = empty_kv(STATE, 1)
+    state["k"][0, 0, 0], state["v"][0, 0, 0] = 1.0, 1 + 3 * 2.0**-9
+    given = {"q": np.ones((1, 2, 3), np.float32), "kv": state, "table": [[0]], "lens": [1], "starts": [0, 1]}
+    (found,) = interpret(b.graph([out]), given, {}).outputs
+    assert found.dtype == DType.BF16.numpy and (found.astype(float) == 1 + 2.0**-7).all()
+
+
 def test_a_query_that_sees_no_key_gives_nan_or_what_its_sink_leaves() -> None:
     q = np.ones((1, 1, 2, 3))
     never = KEY < QUERY

@@ -65,6 +65,25 @@ def test_bf16_weights_are_widened_not_the_activations_narrowed() -> None:
     assert result("linear", x, w).tolist() == dots(x, w).tolist()
 
 
+def test_the_result_is_rounded_once_to_the_type_asked_for() -> None:
+    """0.5 + 2^-9 is half way between two bf16: even down, and up once 2^-20 is added before it is rounded."""
+    x, w = np.array([[1.0, 1.0]], ml_dtypes.bfloat16), np.array([[0.5, 2.0**-10]], ml_dtypes.bfloat16)
+    half = np.array([[2.0**-9 - 2.0**-10]], np.float32)
+    for extra, expected in ((0.0, 0.5), (2.0**-20, 0.5 + 2.0**-8)):
+        got = result("linear", x, w, None, half + np.float32(extra), dtype="bf16")
+        assert got.dtype == ml_dtypes.bfloat16 and got.tolist() == [[expected]]
+    assert result("linear", x, w, dtype="f32").tolist() == [[0.5 + 2.0**-10]]
+    assert result("linear", x, w).dtype == ml_dtypes.bfloat16
+
+
+@pytest.mark.parametrize("kind", ["rms_norm", "layer_norm"])
+def test_a_norm_rounds_to_the_type_asked_for(kind: str) -> None:
+    x = np.random.default_rng(3).normal(size=(3, 7)).astype(np.float32)
+    got = result(kind, x, eps=1e-5, dtype="bf16")
+    assert got.dtype == ml_dtypes.bfloat16
+    assert np.array_equal(got, result(kind, x, eps=1e-5).astype(ml_dtypes.bfloat16))
+
+
 @pytest.mark.parametrize(
     ("a", "b"), [((3, 4), (4, 5)), ((2, 1, 3, 4), (6, 4, 5)), ((1, 0), (0, 2)), ((7, 1, 1), (1, 1))]
 )
@@ -162,6 +181,8 @@ def test_float64_mode_is_wide_and_narrow_types_still_round() -> None:
         ("rope", [(2, 4), (5, 2), (5, 2)], {}, "do not broadcast"),
         ("rope", [(), (1,), (1,)], {}, "do not fit"),
         ("embed", [(2,), (3, 4)], {}, "needs integer ids"),
+        ("linear", [(2, 3), (4, 3)], {"dtype": "i32"}, "attribute dtype must be a float type, not i32"),
+        ("rms_norm", [(2, 3)], {"eps": 1e-5, "dtype": "half"}, "attribute dtype must be one of"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit(kind: str, shapes: list[Any], attrs: dict[str, Any], message: str) -> None:

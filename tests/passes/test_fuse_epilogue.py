@@ -45,6 +45,30 @@ def test_an_activation_after_the_residual_stays_outside() -> None:
     assert any("residual already" in str(m) for m in found.misses)
 
 
+def test_the_result_keeps_the_type_that_the_linear_was_given() -> None:
+    expect(
+        FuseEpilogue(),
+        body(
+            '%n = cast %x {dtype="bf16"} : bf16[T,8]',
+            '%a = linear %n, @w: bf16[8,8] {dtype="f32"} : f32[T,8]',
+            "%b = add %a, @b: f32[8] : f32[T,8]",
+            "%z = add %r, %b : f32[T,8]",
+        ),
+        body(
+            '%n = cast %x {dtype="bf16"} : bf16[T,8]',
+            '%z = linear %n, @w: bf16[8,8], @b: f32[8], %r {dtype="f32"} : f32[T,8]',
+        ),
+    )
+    gated = [
+        '%n = cast %x {dtype="bf16"} : bf16[T,8]',
+        '%a = linear %n, @w: bf16[12,8] {dtype="f32"} : f32[T,12]',
+    ]
+    found = apply(
+        FuseEpilogue(), body(*gated, SPLIT, "%s = silu %g : f32[T,6]", "%z = mul %s, %p : f32[T,6]")
+    )
+    assert found.graph.ops[-1].attrs == {"activation": "silu", "gated": True, "dtype": "f32"}
+
+
 MERGED = "%a = linear %x, @w: f32[12,8], @b: f32[12] : f32[T,12]"
 SPLIT = "%g, %p = split %a {axis=1, sizes=[6,6]} : f32[T,6], f32[T,6]"
 SLICES = [

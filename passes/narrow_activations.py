@@ -1,0 +1,47 @@
+"""Round what linears with bf16 weights read to bf16, as explicit `cast` ops: a bf16 dot product takes no f32.
+
+Results keep their type: products are exact and summed in f32. Casts of one value are for `cse` to share, and
+for `fuse_casts` to fold into the op that makes the value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ir.graph import Graph, Op
+from ir.rewrite import Replacement, Rule, View, rewrite
+from ir.types import DType
+from passes.base import Pass, Result, result
+from passes.match import dtype, is_constant
+
+BF16_ERROR = 0.05  # share of a value's RMS: activations are rounded to 8 bits of mantissa
+
+
+@dataclass(frozen=True)
+class NarrowActivations(Pass):
+    """dtype: "bf16", or "f32" to leave every activation as it is."""
+
+    dtype: str = "f32"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("f32", "bf16"):
+            raise ValueError(f"narrow_activations: dtype must be f32 or bf16, not {self.dtype!r}")
+
+    @property
+    def tolerance(self) -> float:
+        return BF16_ERROR if self.dtype == "bf16" else 0.0
+
+    def run(self, graph: Graph) -> Result:
+        return result(rewrite(graph, _RULES)) if self.dtype == "bf16" else Result(graph, 0)
+
+
+def _narrow(op: Op, view: View) -> Replacement | None:
+    x, w = op.args[:2]
+    if dtype(x) is not DType.F32 or dtype(w) is not DType.BF16 or is_constant(view, x):
+        return None
+    name = getattr(x, "name", "")
+    narrow = view.op("cast", x, dtype="bf16", name=f"{name}.bf16")
+    return view.op("linear", narrow, *op.args[1:], **{**op.attrs, "dtype": str(dtype(op.out))})
+
+
+_RULES = (Rule("narrow", ("linear",), _narrow),)
