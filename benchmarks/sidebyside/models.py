@@ -1,0 +1,78 @@
+"""The demo model in the forms that the peers read, all from one file and made once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+
+def gguf(source: Path, folder: Path, type_name: str) -> Path:
+    """The GGUF file `source` with its matrices as F32, F16 or BF16."""
+    return _once(
+        folder / f"{source.stem}.as-{type_name}.gguf", lambda path: _write_gguf(source, path, type_name)
+    )
+
+
+def huggingface(source: Path, folder: Path) -> Path:
+    """A Hugging Face directory with the weights of a GGUF file, f32."""
+    return _once(folder / f"{source.stem}.huggingface", lambda path: _write_huggingface(source, path))
+
+
+def onnx(source: Path, folder: Path, python: Path) -> Path:
+    """What onnxruntime-genai's own builder makes of the model in fp32. python: of an environment with it."""
+    model = huggingface(source, folder)
+
+    def build(path: Path) -> None:
+        options = ["-m", "none", "-i", model, "-o", path, "-p", "fp32", "-e", "cpu", "-c", folder / "cache"]
+        subprocess.run([python, "-m", "onnxruntime_genai.models.builder", *options], check=True)
+
+    return _once(folder / f"{source.stem}.onnx-fp32", build)
+
+
+def _once(path: Path, write: Callable[[Path], None]) -> Path:
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"part-{path.name}")
+        print(f"writing {path}", file=sys.stderr)
+        write(part)
+        part.rename(path)
+    return path
+
+
+def _write_gguf(source: Path, path: Path, type_name: str) -> None:
+    from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, LlamaFileType
+    from gguf.quants import dequantize, quantize
+
+    wanted = GGMLQuantizationType[type_name]
+    file_type = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "BF16": "MOSTLY_BF16"}[type_name]
+    reader = GGUFReader(source)
+    writer = GGUFWriter(path, reader.fields["general.architecture"].contents())
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture":
+            continue
+        value = int(LlamaFileType[file_type]) if name == "general.file_type" else field.contents()
+        writer.add_key_value(name, value, field.types[0], field.types[-1] if len(field.types) > 1 else None)
+    for tensor in reader.tensors:
+        weights = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+        stored = wanted if weights.ndim > 1 else GGMLQuantizationType.F32  # norms stay as they are
+        writer.add_tensor(tensor.name, quantize(weights, stored), raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _write_huggingface(source: Path, path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(path)
+    model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    model.hf_quantizer = None  # transformers would refuse to save weights that it dequantised
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(path)

@@ -1,0 +1,59 @@
+"""Medians of what was measured, one row for each figure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from statistics import median
+
+from sidebyside.results import Result
+from sidebyside.workloads import WORKLOADS, Workload
+
+
+@dataclass(frozen=True)
+class Row:
+    """Medians over the pairs; the ratio is the median of the pairs' ratios, Octavo over the peer."""
+
+    peer: str
+    dtype: str
+    peer_format: str
+    workload: Workload
+    figure: str
+    octavo: float  # tokens per second
+    peer_rate: float
+    ratio: float
+    lowest: float
+    highest: float
+    bandwidth: float  # bytes per second
+    share: float | None  # Octavo's, of what the bandwidth allows for its bytes; of decode alone
+    agreement: float
+
+
+def rows(results: Iterable[Result]) -> Iterator[Row]:
+    for result in results:
+        for figure in WORKLOADS[result.workload].figures:
+            yield row(result, figure)
+
+
+def row(result: Result, figure: str) -> Row:
+    workload, pairs = WORKLOADS[result.workload], result.measured.pairs
+    octavo = [workload.rates(pair.octavo)[figure] for pair in pairs]
+    peer = [workload.rates(pair.peer)[figure] for pair in pairs]
+    ratios = [ours / theirs for ours, theirs in zip(octavo, peer, strict=True)]
+    bandwidth = median(pair.bandwidth for pair in pairs)
+    step_bytes = workload.decode_bytes(result.octavo["weight_bytes"], result.octavo["kv_bytes_per_token"])
+    return Row(
+        result.peer,
+        result.dtype,
+        result.peer_format,
+        workload,
+        figure,
+        octavo=median(octavo),
+        peer_rate=median(peer),
+        ratio=median(ratios),
+        lowest=min(ratios),
+        highest=max(ratios),
+        bandwidth=bandwidth,
+        share=median(octavo) * step_bytes / bandwidth if figure == "decode" else None,
+        agreement=result.measured.agreement,
+    )
