@@ -35,10 +35,15 @@ EXPORT int opens_pool(int threads) {
   }
 }
 EXPORT uint32_t first_word(uint64_t key, uint32_t a, uint32_t b, uint32_t c) {
-  return philox(key, a, b, c, 0);
+  int32_t ids[W] = {int32_t(a)};
+  uint32_t words[W];
+  philox(key, ids, b, c, words);
+  return words[0];
 }
 EXPORT void noise(const int32_t* ids, uint64_t seed, int32_t position, int32_t sample, double* out) {
-  gumbel(ids, seed, position, sample, out);
+  uint32_t words[W];
+  philox(seed, ids, uint32_t(position), uint32_t(sample), words);
+  gumbel(words, out);
 }
 """
 
@@ -66,6 +71,8 @@ def run(
     settings: list[dict[str, Any]],
     num_top: int = 0,
     threads: int = 2,
+    *,
+    logprobs: bool = True,
 ) -> dict[str, np.ndarray]:
     rows, vocab = logits.shape
     defaults = {
@@ -90,6 +97,8 @@ def run(
     logits = np.ascontiguousarray(logits, np.float32)
     arrays = {"logits": logits, **columns, **out}
     args = Args(rows, vocab, num_top, **{n: pointer(a) for n, a in arrays.items()})
+    if not logprobs:
+        args.logprobs = None
     out["error"] = np.array(library.sample_rows(ctypes.byref(args), threads))
     return out
 
@@ -164,6 +173,80 @@ def test_top_logprobs(library: ctypes.CDLL, count: int) -> None:
         ids, logprobs = sampler.top(logits[q], count)
         assert got["top_ids"][q].tolist() == ids.tolist()
         assert np.allclose(got["top_logprobs"][q], logprobs, rtol=2e-7, atol=2e-7)
+
+
+VOCABS = [1, 2, 15, 16, 17, 1023, 1024, 1025, 49152]
+ROWS = ["random", "flat", "ties", "steps", "half -inf", "one finite", "large", "tiny differences"]
+
+
+def adversarial(kind: str, vocab: int) -> np.ndarray:
+    """f32 [V]."""
+    rng = np.random.default_rng(vocab)
+    x = rng.standard_normal(vocab) * 3
+    match kind:
+        case "flat":
+            x[:] = 0.75
+        case "ties":
+            x = np.round(x)
+        case "steps":  # weights 1, 1/2, 1/4, 1/8 as far as floats have them, each many times
+            x = -np.log(2.0) * rng.integers(0, 4, vocab)
+        case "half -inf":
+            x[rng.permutation(vocab)[: vocab // 2]] = -np.inf
+        case "one finite":
+            x[:] = -np.inf
+            x[vocab // 2] = -5.0
+        case "large":
+            x *= 1e6
+        case "tiny differences":
+            x = 20 + rng.integers(0, 3, vocab) * 2.0**-19
+        case _:
+            pass
+    return x.astype(np.float32)
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+@pytest.mark.parametrize("kind", ROWS)
+def test_the_token_is_the_definitions_on_odd_rows(library: ctypes.CDLL, kind: str, vocab: int) -> None:
+    row = adversarial(kind, vocab)
+    settings: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {},
+        {"temperature": 1e-5},
+        {"temperature": 1e6},
+        {"min_p": 0.3},
+        {"temperature": 0.8, "top_p": float(np.float32(0.95))},
+        {"temperature": 2.0, "top_p": float(np.float32(0.9999))},
+        {"top_p": float(np.float32(1e-9))},
+        {"top_k": 1},
+        {"top_k": vocab},
+        {"top_k": min(vocab, 900), "top_p": 0.625, "temperature": 0.5},
+    ]
+    settings = [
+        {**s, "seed": 7 * i + (3 << 33), "position": i, "sample_index": i % 2} for i, s in enumerate(settings)
+    ]
+    got = run(library, np.tile(row, (len(settings), 1)), settings)
+    want = [sampler.sample(row, **{"temperature": 1.0, **s}) for s in settings]
+    assert got["error"] == 0 and got["ids"].tolist() == want
+    logprobs = sampler.log_softmax(row)[want]
+    assert np.allclose(got["logprobs"], logprobs, rtol=2e-7, atol=2e-7)
+
+
+@pytest.mark.parametrize("vocab", [16, 64, 2048])
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
+def test_top_p_reached_exactly_keeps_no_more(library: ctypes.CDLL, vocab: int, share: float) -> None:
+    """Equal probabilities, 1 / V, which doubles add without rounding: the first share * V ids are kept."""
+    seeds = [{"top_p": share, "seed": s} for s in range(150)]
+    chosen = run(library, np.full((150, vocab), 3.0), seeds)["ids"]
+    assert chosen.max() < share * vocab
+    assert vocab > 16 or set(chosen.tolist()) == set(range(int(share * vocab)))
+
+
+def test_logprobs_may_be_left_out(library: ctypes.CDLL) -> None:
+    logits = random_logits(len(SETTINGS))
+    settings = [{**s, "seed": i} for i, s in enumerate(SETTINGS)]
+    with_them, without = (run(library, logits, settings, logprobs=wanted) for wanted in (True, False))
+    assert without["ids"].tolist() == with_them["ids"].tolist()
+    assert np.isnan(without["logprobs"]).all()
 
 
 def test_a_row_does_not_depend_on_the_others_or_on_threads(library: ctypes.CDLL) -> None:
