@@ -31,6 +31,7 @@ class Context:
     kv_group: dict[str, int]  # KV value name -> group
     functions: dict[str, str] = field(default_factory=dict[str, str])  # text -> name
     structs: dict[str, str] = field(default_factory=dict[str, str])
+    used: set[int] = field(default_factory=set[int])  # packed arrays that were spelled, until it is cleared
 
     @staticmethod
     def of(graph: Graph) -> Context:
@@ -51,6 +52,7 @@ class Context:
     def weight(self, arg: Value | Weight, layout: str = "plain") -> str:
         """Pointer to a packed array."""
         index, packed = self.weights.use(arg, layout)
+        self.used.add(index)
         return f"weight<{ctype(packed.dtype)}>(weights, {index})"
 
     def pointer(self, arg: Arg) -> str:

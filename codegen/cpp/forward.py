@@ -90,7 +90,7 @@ def _body(ctx: Context) -> str:
     declared: set[str] = set()
     order = Order()
     for number, kernel in enumerate(ctx.schedule.kernels):
-        statements = _kernel(ctx, kernel)
+        statements = print_kernel(ctx, kernel)
         reads, writes = _touches(ctx, kernel)
         if order.needs_barrier(reads, writes, kernel.ops[0].kind in SHARING):
             lines.append("  th.sync();")
@@ -178,7 +178,8 @@ def _touches(ctx: Context, kernel: Kernel) -> tuple[set[str], set[str]]:
     return {m for m in reads if m}, {m for m in writes if m}
 
 
-def _kernel(ctx: Context, kernel: Kernel) -> list[str]:
+def print_kernel(ctx: Context, kernel: Kernel) -> list[str]:
+    """A kernel's statements. Raises CodegenError where the target has none for it."""
     op = kernel.ops[0]
     try:
         if groupable(op, ctx.schedule.constants):

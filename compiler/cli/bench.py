@@ -1,4 +1,4 @@
-"""`octavo bench`: an engine's throughput, latency and memory on random tokens."""
+"""`octavo bench`: an engine's throughput, latency and memory on random tokens, beside the bounds."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ import statistics
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from compiler.errors import CompileError
+from runtime import machine
+from runtime.artifact import Artifact
+
+if TYPE_CHECKING:
+    from compiler.profile.limits import Limits
 
 
 def command(
@@ -30,6 +35,9 @@ def command(
 ) -> None:
     """Measure prefill and decode throughput, time to the first token, load time and peak memory.
 
+    bandwidth_share is what decode reaches of a plain read's rate, peak_share what prefill reaches of the
+    arithmetic's; both rates are measured in turn with the runs.
+
     octavo bench model.octavo --json
 
     octavo bench model.octavo --requests 16 --prompt-tokens 128 --new-tokens 128
@@ -42,8 +50,15 @@ def command(
         print(json.dumps(figures))
         return
     for key, value in figures.items():
-        shown = "all" if value is None else f"{value:,.4g}" if isinstance(value, float) else str(value)
-        print(f"{key:22} {shown}")
+        print(f"{key:22} {_shown(key, value)}")
+
+
+def _shown(key: str, value: Any) -> str:
+    if value is None:
+        return "all"
+    if key.endswith("_share"):
+        return f"{value:.0%}"
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True)
@@ -70,21 +85,27 @@ class Times:
     def end_s(self) -> float:
         return max(times[-1] for times in self.tokens)
 
+    @property
+    def decoded_tokens(self) -> int:
+        """New tokens after the prefill."""
+        return sum(time > self.prefilled_s for times in self.tokens for time in times)
+
     def figures(self, workload: Workload) -> dict[str, float]:
-        after = sum(time > self.prefilled_s for times in self.tokens for time in times)
         return {
             "prefill_tokens_per_s": workload.prompt_tokens * workload.num_requests / self.prefilled_s,
-            "decode_tokens_per_s": after / (self.end_s - self.prefilled_s),
+            "decode_tokens_per_s": self.decoded_tokens / (self.end_s - self.prefilled_s),
             "output_tokens_per_s": sum(map(len, self.tokens)) / self.end_s,
             "first_token_s": statistics.median(times[0] for times in self.tokens),
         }
 
 
 def run(path: Path, workload: Workload, threads: int | None, repeats: int) -> dict[str, Any]:
-    """Load the engine, run the workload once to warm up and `repeats` times, and return the medians."""
+    """Load the engine, run the workload once to warm up, then the machine's limits and the workload in turn,
+    `repeats` times; the medians."""
     import numpy as np
 
     import runtime
+    from compiler.profile.limits import Limits, Probe
 
     start = time.perf_counter()
     engine = runtime.load(path, threads=threads)
@@ -96,21 +117,49 @@ def run(path: Path, workload: Workload, threads: int | None, repeats: int) -> di
         return [int(i) for i in rng.integers(0, vocab_size, num_tokens)]
 
     contexts = [random_ids(workload.context_tokens) for _ in range(workload.num_requests)]
+
+    def run_once() -> Times:
+        prompts = [context + random_ids(workload.prompt_tokens) for context in contexts]
+        return _run_once(engine, prompts, workload.new_tokens)
+
     try:
         if workload.context_tokens:  # into the prefix cache, where every repeat finds it
             runtime.generate(engine, contexts, max_new_tokens=1, ignore_eos=True)
-        prompts = [[c + random_ids(workload.prompt_tokens) for c in contexts] for _ in range(repeats + 1)]
-        runs = [_run_once(engine, each, workload.new_tokens).figures(workload) for each in prompts][1:]
+        run_once()
+        peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        artifact = Artifact.open(path, verify="fast")
+        probe = Probe(artifact, threads or machine.default_threads())
+        rounds = [(probe.measure(), run_once()) for _ in range(repeats)]
     finally:
         engine.close()
+    limits, runs = Limits.median([limits for limits, _ in rounds]), [times for _, times in rounds]
+    figures = [times.figures(workload) for times in runs]
     return {
-        **{key: statistics.median(figures[key] for figures in runs) for key in runs[0]},
+        **{key: statistics.median(each[key] for each in figures) for key in figures[0]},
+        **_shares(artifact, workload, limits, runs),
         "load_s": load_s,
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_rss_bytes": peak_rss_bytes,
+        **asdict(limits),
         **asdict(workload),
         "threads": threads,
         "repeats": repeats,
     }
+
+
+def _shares(artifact: Artifact, workload: Workload, limits: Limits, runs: list[Times]) -> dict[str, float]:
+    """Of the machine's bounds. They need the compiler's libraries, which are not loaded before the runs."""
+    from compiler.profile.shares import Throughput, shares
+
+    found = Throughput(
+        num_requests=workload.num_requests,
+        prompt_tokens=workload.prompt_tokens,
+        context_tokens=workload.context_tokens,
+        new_tokens=workload.new_tokens,
+        prefill_s=statistics.median(times.prefilled_s for times in runs),
+        decode_s=statistics.median(times.end_s - times.prefilled_s for times in runs),
+        decode_tokens=round(statistics.median(times.decoded_tokens for times in runs)),
+    )
+    return shares(artifact, found, limits)
 
 
 def _run_once(engine: Any, prompts: list[list[int]], new_tokens: int) -> Times:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import typer
 
-from compiler.cli import bench, compile, generate, inspect, opt
+from compiler.cli import bench, compile, generate, inspect, opt, profile
 from compiler.cli.errors import report
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.command("generate")(generate.command)
 app.command("inspect")(inspect.command)
 app.command("opt")(opt.command)
 app.command("bench")(bench.command)
+app.command("profile")(profile.command)
 
 
 def main(args: Sequence[str] | None = None) -> None:

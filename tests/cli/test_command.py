@@ -38,7 +38,7 @@ def octavo(*args: str, stdin: str = "", **env: str) -> subprocess.CompletedProce
     )
 
 
-@pytest.mark.parametrize("command", ["compile", "generate", "inspect", "opt", "bench"])
+@pytest.mark.parametrize("command", ["compile", "generate", "inspect", "opt", "bench", "profile"])
 def test_help_teaches_by_example(command: str) -> None:
     done = octavo(command, "--help", COLUMNS="200")
     assert done.returncode == 0

@@ -1,0 +1,71 @@
+"""Bytes and operations of a step's kernels, against counts by hand and the packed file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from codegen import cpp
+from codegen.cpp.costs import LOOKUPS, Cost, Costs, StepShape
+from tests.codegen.harness import Arrays, lower, random_weights
+from tests.codegen.test_forward import HEADS, D, G, H, I, V, graph
+
+MIXED = StepShape((33, 1), (33, 18), 2)  # 33 tokens of a new prompt, one token after 17
+TOKENS = 34
+
+
+@pytest.fixture(scope="module")
+def costs() -> Costs:
+    return Costs.of(lower(graph()))
+
+
+def of_kind(costs: Costs, shape: StepShape, kind: str) -> list[Cost]:
+    return [c for k, c in zip(costs.kernels, costs.step(shape), strict=True) if k.op.kind == kind]
+
+
+def test_linears_count_rows_times_weights_and_the_head_its_rows(costs: Costs) -> None:
+    qkv, out, up, down = (HEADS + 2 * G) * D * H, H * HEADS * D, 2 * I * H, H * I
+    expected = [2 * TOKENS * n for n in (qkv, out, up, down)] * 2 + [2 * 2 * V * H]
+    assert [c.operations for c in of_kind(costs, MIXED, "linear")] == expected
+
+
+def test_attention_counts_what_the_mask_shows(costs: Costs) -> None:
+    windowed, full = of_kind(costs, MIXED, "paged_attention")
+    per_pair, per_key = 2 * HEADS * 2 * D, 2 * G * D * 4
+    triangle = 33 * 34 // 2
+    assert full.operations == per_pair * (triangle + 18)
+    assert windowed.operations == per_pair * (20 * 21 // 2 + 13 * 20 + 18)
+    assert full.kv_bytes == windowed.kv_bytes == per_key * (33 + 18)
+    windowed, full = of_kind(costs, StepShape((1,), (40,), 1), "paged_attention")
+    assert (windowed.kv_bytes, full.kv_bytes) == (20 * per_key, 40 * per_key)
+
+
+def test_new_tokens_are_written_to_the_cache(costs: Costs) -> None:
+    assert [c.kv_bytes for c in of_kind(costs, MIXED, "kv_write")] == [TOKENS * 2 * G * D * 4] * 2
+
+
+def test_activations_are_read_and_written_once(costs: Costs) -> None:
+    norm = of_kind(costs, MIXED, "rms_norm")[0]
+    assert (norm.activation_bytes, norm.weight_bytes) == (2 * TOKENS * H * 4, H * 4)
+    qkv, out = of_kind(costs, MIXED, "linear")[:2]
+    assert qkv.activation_bytes == TOKENS * 4 * (H + (HEADS + 2 * G) * D)
+    assert out.activation_bytes == TOKENS * 4 * (HEADS * D + H + H)  # its residual too
+
+
+@pytest.mark.parametrize("shape", [MIXED, StepShape((1,), (1,), 1)])
+def test_weights_are_those_of_the_packed_file(tmp_path: Path, shape: StepShape) -> None:
+    lowered = lower(graph())
+    generated, costs = cpp.generate(lowered), Costs.of(lowered)
+    arrays = random_weights(lowered, np.random.default_rng(0))
+    cpp.pack(generated, Arrays(arrays), tmp_path / "w.safetensors")
+    raw = (tmp_path / "w.safetensors").read_bytes()
+    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    offsets = [e["data_offsets"] for name, e in header.items() if not name.startswith("filler.")]
+    step = zip(costs.kernels, costs.step(shape), strict=True)
+    by_kind = [(k.op.kind in LOOKUPS, c.weight_bytes) for k, c in step]
+    assert sum(n for lookup, n in by_kind if not lookup) == sum(end - begin for begin, end in offsets)
+    assert sum(n for lookup, n in by_kind if lookup) == sum(shape.counts) * H * 4
+    assert list(costs.weight_order) == generated.weight_order
