@@ -57,7 +57,8 @@ test-slow: .venv/installed $(DEMO_GGUF)
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(SLOW_TESTS)
 
 bench: $(DEMO_ENGINE)/manifest.json
-	$(BIN)/python benchmarks/against_bounds.py $(DEMO_ENGINE)
+	$(BIN)/octavo bench $(DEMO_ENGINE)
+	$(BIN)/octavo profile $(DEMO_ENGINE)
 
 bench-engines: $(DEMO_ENGINE)/manifest.json $(DEMO_BF16_ENGINE)/manifest.json
 
