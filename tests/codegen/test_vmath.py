@@ -17,6 +17,7 @@ erf, erfc = np.vectorize(math.erf, otypes=[float]), np.vectorize(math.erfc, otyp
 
 REFERENCES: dict[str, Callable[[Array], Array]] = {
     "exp": np.exp,
+    "exp2": np.exp2,
     "log": np.log,
     "tanh": np.tanh,
     "sin": np.sin,
@@ -65,6 +66,8 @@ def inputs(name: str) -> Array:
     rng = np.random.default_rng(7)
     if name in ANGLES:
         return (rng.uniform(-1, 1, 20000) * 10.0 ** rng.uniform(-3, 6, 20000)).astype(np.float32)
+    if name == "exp2":
+        return (-(10.0 ** rng.uniform(-6, 2, 20000))).astype(np.float32)
     spread = (rng.standard_normal(20000) * 10.0 ** rng.uniform(-4, 1.3, 20000)).astype(np.float32)
     return np.abs(spread) if name in POSITIVE else np.clip(spread, -80, 80)
 
@@ -80,7 +83,7 @@ def test_within_two_ulps_of_float64(library: ctypes.CDLL, name: str) -> None:
     x = inputs(name)
     with np.errstate(all="ignore"):
         want = REFERENCES[name](x.astype(np.float64))
-    bound = 3.5 if name in ("sigmoid", "silu") else 2.0
+    bound = {"sigmoid": 3.5, "silu": 3.5, "exp2": 2.5}.get(name, 2.0)
     assert ulps(call(library, name, x), want).max() <= bound
 
 
@@ -101,6 +104,16 @@ def test_the_edges_of_exp(library: ctypes.CDLL) -> None:
     got = call(library, "exp", x)
     assert np.array_equal(np.isnan(got), np.isnan(want)) and np.isinf(got[7:10]).all()
     assert np.allclose(got[:7], want[:7], rtol=3e-7, atol=1.5e-45)
+
+
+def test_the_edges_of_exp2(library: ctypes.CDLL) -> None:
+    x = np.array([0, -1, -126, -127, -127.5, -200, -np.inf, np.nan], np.float32)
+    got = call(library, "exp2", x)
+    assert got[:7].tolist() == [1, 0.5, 2.0**-126, 0, 0, 0, 0] and np.isnan(got[7])
+    below = call(library, "exp2", np.linspace(-127, -126, 1000, dtype=np.float32))
+    assert ((below >= 0) & (below <= 2.0**-126)).all()
+    poisoned = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0xFFC00001], np.uint32).view(np.float32)
+    assert np.isnan(call(library, "exp2", poisoned)).all()
 
 
 @pytest.mark.parametrize("name", ["log", "sqrt", "tanh", "gelu", "erf", "silu", "softplus"])

@@ -55,6 +55,19 @@ INLINE nd native_fma(nd a, nd b, nd c) {
 #endif
 }
 
+// a > b ? a : b, lane by lane.
+INLINE nf native_larger(nf a, nf b) {
+#if defined(__AVX512F__)
+  return (nf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (nf)_mm256_max_ps((__m256)a, (__m256)b);
+#elif defined(__SSE2__)
+  return (nf)_mm_max_ps((__m128)a, (__m128)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
 INLINE nf native_sqrt(nf a) {
 #if defined(__AVX512F__)
   return (nf)_mm512_sqrt_ps((__m512)a);

@@ -51,8 +51,8 @@ INLINE F maximum(F a, F b) { return select(a != a, a, select(a > b, a, b)); }
 INLINE F minimum(F a, F b) { return select(a != a, a, select(a < b, a, b)); }
 INLINE F abs(F a) { I r; EACH(NV) r.v[i] = (ni)a.v[i] & 0x7fffffff; return bits_f(r); }
 INLINE F neg(F a) { I r; EACH(NV) r.v[i] = (ni)a.v[i] ^ int32_t(0x80000000); return bits_f(r); }
-// The larger, without care for NaN: for scores, which are finite or -inf.
-INLINE F larger(F a, F b) { return select(a > b, a, b); }
+// The larger; b where either is NaN.
+INLINE F larger(F a, F b) { F r; EACH(NV) r.v[i] = native_larger(a.v[i], b.v[i]); return r; }
 
 // Vector by vector: a copy of the whole struct goes through memory where it is more than one.
 INLINE F load(const float* p) { F r; EACH(NV) memcpy(&r.v[i], p + i * LANES, sizeof(nf)); return r; }
