@@ -37,22 +37,31 @@ def _flat_rows(ctx: Context, op: Op, arg: Value) -> tuple[str, str]:
 
 def linear(ctx: Context, op: Op) -> list[str]:
     x, w = cast(Value, op.args[0]), cast(Any, op.args[1])
-    bias, residual = operand(op, 2), operand(op, 3)
     if not ctx.is_constant(w) or dtype_of(x) is not DType.F32 or not dtype_of(w).is_float:
         raise refuse(op, "the weight must be a constant and the input f32")
     rows, ld = _flat_rows(ctx, op, x)
-    r_ld = _flat_rows(ctx, op, cast(Value, residual))[1] if residual is not None else "0"
     k, n, gated = shape_of(x)[-1], shape_of(op.out)[-1], attribute(op, "gated")
     packed = ctx.weight(w, "paired" if gated else "panels")
-    act = ACTIVATIONS[attribute(op, "activation")]
-    fields = ", ".join(map(str, (ctx.pointer(op.out), n, ctx.pointer(bias), ctx.pointer(residual), r_ld, n)))
     return [
-        f"Epilogue<{act}> finish{{{fields}}};",
+        _epilogue(ctx, op),
         call(
             f"linear<{'true' if gated else 'false'}>",
             ctx.pointer(x), ld, rows, k, n, packed, ctx.scratch(op), "finish",
         ),
     ]  # fmt: skip
+
+
+def _epilogue(ctx: Context, op: Op) -> str:
+    """What a linear does with its sums: bias, activation, gate, residual, and the type that it stores."""
+    bias, residual = operand(op, 2), cast("Value | None", operand(op, 3))
+    types = [dtype_of(op.out), DType.F32 if residual is None else dtype_of(residual)]
+    if not {DType.F32, DType.BF16}.issuperset(types):
+        raise refuse(op, f"a result of {types[0]} and a residual of {types[1]}; there are f32 and bf16")
+    r_ld = "0" if residual is None else _flat_rows(ctx, op, residual)[1]
+    name = ", ".join((ACTIVATIONS[attribute(op, "activation")], *map(ctype, types)))
+    n = shape_of(op.out)[-1]
+    fields = ", ".join(map(str, (ctx.pointer(op.out), n, ctx.pointer(bias), ctx.pointer(residual), r_ld, n)))
+    return f"Epilogue<{name}> finish{{{fields}}};"
 
 
 def embed(ctx: Context, op: Op) -> list[str]:
@@ -96,6 +105,8 @@ def paged_attention(ctx: Context, op: Op) -> list[str]:
     sinks, slopes = operand(op, 5), operand(op, 6)
     tables = op.args[7:]
     kv, group = cast(KV, state.type), ctx.kv_group[state.name]
+    if dtype_of(op.out) not in (DType.F32, DType.BF16):
+        raise refuse(op, f"a result of {dtype_of(op.out)}; there are f32 and bf16")
     if not keys_in_lanes(kv, 0) or dtype_of(q) is not DType.F32 or kv.block != 16:
         raise refuse(op, "the first stream must be k, the queries f32 and blocks of 16 tokens")
     key, value = kv.streams[0], kv.streams[1]
@@ -105,12 +116,13 @@ def paged_attention(ctx: Context, op: Op) -> list[str]:
     base = op.attr("layer") * layer_bytes
     mask = ctx.mask(op.attr("mask"), tuple(int(cast(Any, shape_of(t)[1])) for t in tables))
     scale, softcap = (literal(float(attribute(op, n)), DType.F32) for n in ("scale", "softcap"))
-    types = f"{ctype(key.dtype)}, {ctype(value.dtype)}, {key.head_size}, {value.head_size}, {mask}"
+    out = ctype(dtype_of(op.out))
+    types = f"{out}, {ctype(key.dtype)}, {ctype(value.dtype)}, {key.head_size}, {value.head_size}, {mask}"
     where = f"s.groups[{group}]"
     return [
         f"Cache cache{{(const char*){where}.data, {block_bytes(kv)},",
         f"            {base + offsets[0]}, {base + offsets[1]}, {where}.table, {where}.table_stride}};",
-        f"AttentionArgs args{{{ctx.pointer(q)}, {ctx.ld(q)}, {ctx.pointer(op.out)}, {ctx.ld(op.out)},",
+        f"AttentionArgs<{out}> args{{{ctx.pointer(q)}, {ctx.ld(q)}, {ctx.pointer(op.out)}, {ctx.ld(op.out)},",
         f"                   {shape_of(q)[1]}, {key.heads}, {scale}, {softcap},",
         f"                   {ctx.pointer(sinks)}, {ctx.pointer(slopes)},",
         f"                   cache, s.lens, s.starts, R, {ctx.scratch(op)}}};",

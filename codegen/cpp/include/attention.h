@@ -26,10 +26,11 @@ struct Cache {
   int64_t stride;
 };
 
+template <class Y>  // float or bf16
 struct AttentionArgs {
   const float* q;      // [T, H, D], rows q_ld apart
   int64_t q_ld;
-  float* out;          // [T, H, E], rows out_ld apart
+  Y* out;              // [T, H, E], rows out_ld apart
   int64_t out_ld;
   int heads, kv_heads;
   float scale, softcap;               // softcap 0: none
@@ -40,13 +41,13 @@ struct AttentionArgs {
   float* partials;     // PARTIAL_SLOTS * H * (E rounded up to 16, + 2)
 };
 
-template <class KT, class VT, int D, int E, class Mask>
+template <class Y, class KT, class VT, int D, int E, class Mask>
 class Attention {
  public:
   static constexpr int EV = (E + W - 1) / W, EP = EV * W;
   static constexpr int STATE = EP + 2;  // accumulators, maximum, sum
 
-  Attention(const AttentionArgs& args, const Mask& mask) : a_(args), mask_(mask), group_(args.heads / args.kv_heads) {}
+  Attention(const AttentionArgs<Y>& args, const Mask& mask) : a_(args), mask_(mask), group_(args.heads / args.kv_heads) {}
 
   __attribute__((noinline)) void run(Thread& th) const {
     int64_t tiles = 0, split = 0, slots = 0;
@@ -379,14 +380,14 @@ class Attention {
       keep = exp(top - higher);
       sum = sum * keep + exp(sink - higher);
     }
-    float* out = a_.out + at.token * a_.out_ld + at.head * E;
+    Y* out = a_.out + at.token * a_.out_ld + at.head * E;
     for (int e = 0; e < E; e += W) {
       F x = sum == 0 ? splat(0.0f) : load(total + e) * splat(keep) / splat(sum);
       store_n(out + e, x, E - e);
     }
   }
 
-  const AttentionArgs& a_;
+  const AttentionArgs<Y>& a_;
   const Mask& mask_;
   const int group_;
 };

@@ -12,13 +12,13 @@ struct GeluTanh { static INLINE F apply(F x) { return gelu_tanh(x); } };
 struct Sigmoid { static INLINE F apply(F x) { return sigmoid(x); } };
 struct Tanh { static INLINE F apply(F x) { return tanh(x); } };
 
-// y = act(x + bias) + residual, or act(gate + bias) * (up + bias) + residual.
-template <class Act>
+// y = act(x + bias) + residual, or act(gate + bias) * (up + bias) + residual, in f32 and rounded once where it is stored.
+template <class Act, class Y, class R>
 struct Epilogue {
-  float* y;
+  Y* y;
   int64_t y_ld;
-  const float* bias;      // [N], gated [2N]; or null
-  const float* residual;  // rows r_ld apart; or null
+  const float* bias;  // [N], gated [2N]; or null
+  const R* residual;  // rows r_ld apart; or null
   int64_t r_ld, N;
 
   INLINE F biased(F x, int64_t n, int64_t lanes) const { return bias ? x + load_n(bias + n, lanes) : x; }

@@ -58,7 +58,8 @@ struct Rows {
 };
 
 // x / sqrt(mean(x^2) + eps) * w. w: [inner or 1, width] with w_step elements between inner rows, or null.
-KERNEL void rms_norm(Thread& th, const float* x, Rows in, const float* w, int64_t w_step, float eps, float* y) {
+template <class Y>
+KERNEL void rms_norm(Thread& th, const float* x, Rows in, const float* w, int64_t w_step, float eps, Y* y) {
   int64_t n = in.count(), width = in.width;
   for (int64_t i = th.first(n); i < th.last(n); i++) {
     const float *row = x + in.at(i), *weight = w + i % in.inner * w_step;
@@ -77,8 +78,9 @@ KERNEL void rms_norm(Thread& th, const float* x, Rows in, const float* w, int64_
 }
 
 // (x - mean) / sqrt(var + eps) * w + b.
+template <class Y>
 KERNEL void layer_norm(Thread& th, const float* x, Rows in, const float* w, const float* b, int64_t w_step, float eps,
-                       float* y) {
+                       Y* y) {
   int64_t n = in.count(), width = in.width;
   for (int64_t i = th.first(n); i < th.last(n); i++) {
     const float* row = x + in.at(i);
