@@ -1,9 +1,11 @@
-// Paged attention with an online softmax (arXiv 2205.14135), the same arithmetic for one query row and for many.
+// Paged attention with a softmax per partition (arXiv 2205.14135), the same arithmetic for one query row and for many.
 //
-// A row is one (token, head). Keys are visited in tiles of 64 at absolute positions, inside partitions of 256 whose
-// results are combined in order. Whether a row takes part in a tile, and which of the tile's keys it sums over, depends
-// on (query position, key position, mask) alone: rows that share a tile only share its loads. So a row's bits depend on
-// its own request's keys and nothing else, and slots that hold no token yet are never used in arithmetic that counts.
+// A row is one (token, head). Keys are taken in partitions of 256 at absolute positions: a row's scores over the keys of
+// a partition that it sees, their largest, powers of two of the differences, and the sum of the values so weighted, key
+// after key. Partitions are combined in order. Which keys a row sees depends on (query position, key position, mask)
+// alone, and no other key's value enters its sums: rows that are computed together only share loads. So a row's bits
+// depend on its own request's keys and nothing else, and slots that hold no token yet are never used in arithmetic
+// that counts.
 #pragma once
 #include "pool.h"
 #include "vmath.h"
@@ -11,12 +13,17 @@
 namespace octavo {
 
 constexpr int BLOCK = 16;             // tokens of a KV block
-constexpr int KEY_TILE = 64;          // keys per softmax step
-constexpr int TILE_BLOCKS = KEY_TILE / BLOCK;
-constexpr int PARTITION = 256;        // keys per partition
+constexpr int PARTITION = 256;        // keys per softmax
 constexpr int SUB_ROWS = LANES == 4 ? 3 : 6;  // rows that share registers
-constexpr int SUBS = 8;               // groups of SUB_ROWS that share a key tile while it is in cache
+constexpr int SUBS = 8;               // groups of SUB_ROWS that share a partition while it is in cache
 constexpr int PARTIAL_SLOTS = 64;     // (token, partition) pairs that may be computed apart
+constexpr float LOG2E = 1.44269504f;
+
+// Vectors of 16 that R rows accumulate in registers at once: a power of two, for each row.
+constexpr int together(int rows) {
+  int most = (LANES == 16 ? 24 : 12) / (rows * NV);
+  return most >= 4 ? 4 : most >= 2 ? 2 : 1;
+}
 
 // One layer's keys and values in a KV group. K lies as [G, D, BLOCK] in a block, V as [G, BLOCK, E].
 struct Cache {
@@ -41,348 +48,425 @@ struct AttentionArgs {
   float* partials;     // PARTIAL_SLOTS * H * (E rounded up to 16, + 2)
 };
 
+// A bit for each key of a partition.
+struct Keys {
+  uint64_t word[PARTITION / 64];
+
+  bool holds(int key) const { return word[key / 64] >> key % 64 & 1; }
+  uint32_t block(int b) const { return uint32_t(word[b / 4] >> b % 4 * BLOCK) & 0xffff; }
+  bool any() const {
+    uint64_t all = 0;
+    for (uint64_t w : word) all |= w;
+    return all != 0;
+  }
+  // The first key from `key` on; PARTITION if there is none.
+  int next(int key) const {
+    for (int i = key / 64; i < PARTITION / 64; i++) {
+      uint64_t rest = i == key / 64 ? word[i] & ~uint64_t(0) << key % 64 : word[i];
+      if (rest) return i * 64 + __builtin_ctzll(rest);
+    }
+    return PARTITION;
+  }
+  // One more than the last key.
+  int end() const {
+    for (int i = PARTITION / 64; i-- > 0;)
+      if (word[i]) return i * 64 + 64 - __builtin_clzll(word[i]);
+    return 0;
+  }
+  // The keys that are here and whose predecessor is not, or the other way round.
+  Keys edges() const {
+    Keys out;
+    for (int i = 0; i < PARTITION / 64; i++) out.word[i] = word[i] ^ (word[i] << 1 | (i ? word[i - 1] >> 63 : 0));
+    return out;
+  }
+  void add(const Keys& other) {
+    for (int i = 0; i < PARTITION / 64; i++) word[i] |= other.word[i];
+  }
+};
+
 template <class Y, class KT, class VT, int D, int E, class Mask>
 class Attention {
  public:
   static constexpr int EV = (E + W - 1) / W, EP = EV * W;
-  static constexpr int STATE = EP + 2;  // accumulators, maximum, sum
+  static constexpr int STATE = EP + 2;  // accumulators, largest score, sum of the weights
 
-  Attention(const AttentionArgs<Y>& args, const Mask& mask) : a_(args), mask_(mask), group_(args.heads / args.kv_heads) {}
+  Attention(const AttentionArgs<Y>& args, const Mask& mask)
+      : a_(args), mask_(mask), group_(args.heads / args.kv_heads) {}
 
   __attribute__((noinline)) void run(Thread& th) const {
-    int64_t tiles = 0, split = 0, slots = 0;
-    for (int64_t r = 0; r < a_.requests; r++) {
-      tiles += num_tiles(r);
-      split += num_tiles(r) * num_partitions(r);
-      slots += num_tokens(r) * num_partitions(r);
-    }
-    bool apart = split > tiles && slots <= PARTIAL_SLOTS && tiles * a_.kv_heads < 8 * th.count;
-    if (!apart) {
-      th.share(tiles * a_.kv_heads, [&](int64_t i) { whole(i / a_.kv_heads, int(i % a_.kv_heads)); });
-      return;
-    }
-    th.share(split * a_.kv_heads, [&](int64_t i) { part(i / a_.kv_heads, int(i % a_.kv_heads)); });
+    Plan plan = this->plan(th.count);
+    Walk walk{};
+    th.share(plan.items, [&](int64_t i) {
+      while (i >= walk.item + items(plan, walk)) advance(plan, walk);
+      compute(plan, walk, i - walk.item);
+    });
+    if (plan.slots == 0) return;
     th.sync();
-    combine(th);
+    combine(plan, th);
   }
 
  private:
   static constexpr int MOST = SUB_ROWS * SUBS;
 
+  // How a step is cut into items: a tile of rows of one KV head over all its partitions or, apart, over one.
+  struct Plan {
+    int64_t tile_rows;
+    int64_t most_cost;  // rows times partitions of an item that need not be cut
+    int64_t items, slots;
+  };
+  // A request, its first item, and its first slot among the partials.
+  struct Walk { int64_t request, item, slot; };
+  struct Span { int64_t first, last; };
   struct Tile {
     int64_t request, first;  // first row
-    int rows;
+    int rows, g;
   };
   struct Row { int64_t token, head, position; };  // token: in the step
-  // Running softmax of up to MOST rows.
+  // Sums of weighted values, largest score and sum of weights of N rows.
+  template <int N>
   struct State {
-    alignas(64) float acc[MOST][EP];
-    float m[MOST];
-    F l[MOST];
+    alignas(64) float acc[N][EP];
+    float m[N], l[N];
   };
 
   int64_t num_tokens(int64_t r) const { return a_.starts[r + 1] - a_.starts[r]; }
-  int64_t num_tiles(int64_t r) const { return (num_tokens(r) * group_ + MOST - 1) / MOST; }
-  int64_t num_partitions(int64_t r) const { return (int64_t(a_.lens[r]) + PARTITION - 1) / PARTITION; }
+  int64_t num_rows(int64_t r) const { return num_tokens(r) * group_; }
+  int64_t num_tiles(const Plan& plan, int64_t r) const { return (num_rows(r) + plan.tile_rows - 1) / plan.tile_rows; }
 
-  Row row(int64_t r, int64_t index, int g) const {
-    int64_t t = index / group_;
-    return {a_.starts[r] + t, g * group_ + index % group_, a_.lens[r] - num_tokens(r) + t};
+  // The partitions that hold all keys seen from the positions first..last.
+  Span partitions(int64_t r, int64_t first, int64_t last) const {
+    int64_t low = mask_.low(first), high = mask_.high(last), len = a_.lens[r];
+    return {low < 0 ? 0 : low / PARTITION, ((high < len ? high : len) + PARTITION - 1) / PARTITION};
+  }
+  Span partitions(int64_t r) const { return partitions(r, a_.lens[r] - num_tokens(r), a_.lens[r] - 1); }
+  int64_t num_partitions(int64_t r) const {
+    Span span = partitions(r);
+    return span.last - span.first;
+  }
+
+  Plan plan(int threads) const {
+    constexpr int SHARES = 8;  // items for each thread, at least, where there is enough to do
+    int64_t rows = 0, cost = 0;
+    for (int64_t r = 0; r < a_.requests; r++) {
+      rows += num_rows(r);
+      cost += num_rows(r) * num_partitions(r);
+    }
+    int64_t subs = rows * a_.kv_heads / (SHARES * threads * SUB_ROWS);
+    Plan plan{(subs < 1 ? 1 : subs > SUBS ? SUBS : subs) * SUB_ROWS, cost * a_.kv_heads / (SHARES * threads), 0, 0};
+    Walk walk{};
+    while (walk.request < a_.requests) advance(plan, walk);
+    plan.items = walk.item;
+    plan.slots = walk.slot;
+    return plan;
+  }
+
+  bool apart(const Plan& plan, const Walk& at) const {
+    int64_t rows = num_rows(at.request), parts = num_partitions(at.request);
+    return parts > 1 && (rows < plan.tile_rows ? rows : plan.tile_rows) * parts > plan.most_cost &&
+           at.slot + num_tokens(at.request) * parts <= PARTIAL_SLOTS;
+  }
+
+  int64_t items(const Plan& plan, const Walk& at) const {
+    int64_t tiles = num_tiles(plan, at.request) * a_.kv_heads;
+    return apart(plan, at) ? tiles * num_partitions(at.request) : tiles;
+  }
+
+  void advance(const Plan& plan, Walk& at) const {
+    at.item += items(plan, at);
+    if (apart(plan, at)) at.slot += num_tokens(at.request) * num_partitions(at.request);
+    at.request++;
+  }
+
+  Row row(const Tile& t, int64_t j) const {
+    int64_t token = (t.first + j) / group_, start = a_.starts[t.request];
+    return {start + token, t.g * group_ + (t.first + j) % group_, a_.lens[t.request] - num_tokens(t.request) + token};
   }
 
   // The last tiles of a request see the most keys: they come first.
-  Tile tile(int64_t r, int64_t i) const {
-    int64_t rows = num_tokens(r) * group_, first = (num_tiles(r) - 1 - i) * MOST;
-    return {r, first, int(rows - first < MOST ? rows - first : MOST)};
+  Tile tile(const Plan& plan, int64_t r, int64_t i) const {
+    int64_t first = (num_tiles(plan, r) - 1 - i / a_.kv_heads) * plan.tile_rows, rows = num_rows(r) - first;
+    return {r, first, int(rows < plan.tile_rows ? rows : plan.tile_rows), int(i % a_.kv_heads)};
   }
 
-  void whole(int64_t i, int g) const {
-    int64_t r = 0;
-    for (; i >= num_tiles(r); r++) i -= num_tiles(r);
-    Tile t = tile(r, i);
+  void compute(const Plan& plan, const Walk& at, int64_t i) const {
+    if (!apart(plan, at)) return whole(tile(plan, at.request, i));
+    Span span = partitions(at.request);
+    int64_t parts = span.last - span.first, tiles = num_tiles(plan, at.request) * a_.kv_heads;
+    part(tile(plan, at.request, i % tiles), span.first + i / tiles, at.slot + i / tiles, parts);
+  }
+
+  void whole(const Tile& t) const {
     alignas(64) float q[MOST * D];
-    alignas(64) float total[MOST * STATE];
-    pack_queries(t, g, q);
-    for (int j = 0; j < t.rows; j++) clear(total + j * STATE);
-    State state;
-    for (int64_t p = 0; p < num_partitions(r); p++) {
-      partition(t, g, q, p, state);
-      for (int j = 0; j < t.rows; j++) {
-        float one[STATE];
-        write(state, j, one);
-        merge(total + j * STATE, one);
-      }
-    }
-    for (int j = 0; j < t.rows; j++) finish(row(r, t.first + j, g), total + j * STATE);
-  }
-
-  void part(int64_t i, int g) const {
-    int64_t r = 0, base = 0;
-    for (; i >= num_tiles(r) * num_partitions(r); r++) {
-      i -= num_tiles(r) * num_partitions(r);
-      base += num_tokens(r) * num_partitions(r);
-    }
-    int64_t parts = num_partitions(r), p = i % parts;
-    Tile t = tile(r, i / parts);
-    alignas(64) float q[MOST * D];
-    pack_queries(t, g, q);
-    State state;
-    partition(t, g, q, p, state);
-    for (int j = 0; j < t.rows; j++) {
-      Row at = row(r, t.first + j, g);
-      int64_t slot = base + (at.token - a_.starts[r]) * parts + p;
-      write(state, j, a_.partials + (slot * a_.heads + at.head) * STATE);
-    }
-  }
-
-  void combine(Thread& th) const {
-    int64_t base = 0;
-    for (int64_t r = 0; r < a_.requests; r++) {
-      int64_t parts = num_partitions(r), rows = num_tokens(r) * a_.heads;
-      for (int64_t i = th.first(rows); i < th.last(rows); i++) {
-        int64_t t = i / a_.heads, head = i % a_.heads;
-        alignas(64) float total[STATE];
-        clear(total);
-        for (int64_t p = 0; p < parts; p++)
-          merge(total, a_.partials + ((base + t * parts + p) * a_.heads + head) * STATE);
-        finish({a_.starts[r] + t, head, 0}, total);
-      }
-      base += num_tokens(r) * parts;
-    }
-  }
-
-  // q of each group of SUB_ROWS rows as [D][rows of the group].
-  void pack_queries(const Tile& t, int g, float* out) const {
-    for (int first = 0; first < t.rows; first += SUB_ROWS) {
-      int n = t.rows - first < SUB_ROWS ? t.rows - first : SUB_ROWS;
-      for (int j = 0; j < n; j++) {
-        Row at = row(t.request, t.first + first + j, g);
-        const float* q = a_.q + at.token * a_.q_ld + at.head * D;
-        for (int d = 0; d < D; d++) out[first * D + d * n + j] = q[d];
-      }
-    }
-  }
-
-  // The rows' softmax over one partition's keys.
-  void partition(const Tile& t, int g, const float* q, int64_t p, State& state) const {
-    for (int j = 0; j < t.rows; j++) {
-      memset(state.acc[j], 0, sizeof state.acc[j]);
-      state.m[j] = -__builtin_inff();
-      state.l[j] = splat(0.0f);
-    }
-    int64_t len = a_.lens[t.request], end = (p + 1) * PARTITION < len ? (p + 1) * PARTITION : len;
-    for (int64_t key = p * PARTITION; key < end; key += KEY_TILE)
+    pack_queries(t, q);
+    State<MOST> total;
+    for (int j = 0; j < t.rows; j++) clear(total.acc[j], total.m[j], total.l[j]);
+    Span span = partitions(t.request, row(t, 0).position, row(t, t.rows - 1).position);
+    State<SUB_ROWS> state;
+    for (int64_t p = span.first; p < span.last; p++)
       for (int first = 0; first < t.rows; first += SUB_ROWS) {
         int n = t.rows - first < SUB_ROWS ? t.rows - first : SUB_ROWS;
-        step(t, g, q + first * D, first, n, key, state);
+        partition(t, first, n, q + first * D, p, state);
+        for (int j = 0; j < n; j++)
+          merge(total.acc[first + j], total.m[first + j], total.l[first + j], state.acc[j], state.m[j], state.l[j]);
       }
+    for (int j = 0; j < t.rows; j++) finish(row(t, j), total.acc[j], total.m[j], total.l[j]);
   }
 
-  // Bit j: the query at `position` sees key + j, and the cache holds it.
-  uint64_t visible(int64_t position, int64_t key, int64_t len) const {
+  // slot: of the request's first token and this partition; a token has a slot for each of `parts` partitions.
+  void part(const Tile& t, int64_t p, int64_t slot, int64_t parts) const {
+    alignas(64) float q[MOST * D];
+    pack_queries(t, q);
+    State<SUB_ROWS> state;
+    for (int first = 0; first < t.rows; first += SUB_ROWS) {
+      int n = t.rows - first < SUB_ROWS ? t.rows - first : SUB_ROWS;
+      partition(t, first, n, q + first * D, p, state);
+      for (int j = 0; j < n; j++) {
+        Row at = row(t, first + j);
+        float* out = a_.partials + ((slot + (at.token - a_.starts[t.request]) * parts) * a_.heads + at.head) * STATE;
+        memcpy(out, state.acc[j], EP * sizeof(float));
+        out[EP] = state.m[j];
+        out[EP + 1] = state.l[j];
+      }
+    }
+  }
+
+  void combine(const Plan& plan, Thread& th) const {
+    int64_t base = 0;  // rows of the requests before
+    for (Walk at{}; at.request < a_.requests; advance(plan, at)) {
+      if (!apart(plan, at)) continue;
+      int64_t parts = num_partitions(at.request), start = a_.starts[at.request];
+      int64_t rows = num_tokens(at.request) * a_.heads;
+      for (int64_t i = (th.id + th.count - base % th.count) % th.count; i < rows; i += th.count) {
+        int64_t token = i / a_.heads, head = i % a_.heads;
+        State<1> total;
+        clear(total.acc[0], total.m[0], total.l[0]);
+        for (int64_t p = 0; p < parts; p++) {
+          const float* part = a_.partials + ((at.slot + token * parts + p) * a_.heads + head) * STATE;
+          merge(total.acc[0], total.m[0], total.l[0], part, part[EP], part[EP + 1]);
+        }
+        finish({start + token, head, 0}, total.acc[0], total.m[0], total.l[0]);
+      }
+      base += rows;
+    }
+  }
+
+  // Rows of D, times what makes their products with keys the exponents of two; before a softcap, its argument.
+  void pack_queries(const Tile& t, float* out) const {
+    float factor = a_.softcap != 0 ? a_.scale / a_.softcap : a_.scale * LOG2E;
+    for (int j = 0; j < t.rows; j++) {
+      Row at = row(t, j);
+      const float* q = a_.q + at.token * a_.q_ld + at.head * D;
+      for (int d = 0; d < D; d++) out[j * D + d] = q[d] * factor;
+    }
+  }
+
+  // The keys from `key` on that the query at `position` sees and the cache holds.
+  Keys visible(int64_t position, int64_t key, int64_t len) const {
     int64_t low = mask_.low(position) - key, high = mask_.high(position) - key;
-    if (low < 0) low = 0;
     if (high > len - key) high = len - key;
-    if (high > KEY_TILE) high = KEY_TILE;
-    if (low >= high) return 0;
-    uint64_t bits = (~uint64_t(0) >> (64 - (high - low))) << low;
+    auto ones = [](int64_t n) { return n <= 0 ? 0 : n >= 64 ? ~uint64_t(0) : (uint64_t(1) << n) - 1; };
+    Keys keys;
+    for (int i = 0; i < PARTITION / 64; i++) keys.word[i] = ones(high - i * 64) & ~ones(low - i * 64);
     if constexpr (Mask::GENERAL)
-      for (int64_t j = low; j < high; j++)
-        if (!mask_.sees(position, key + j)) bits &= ~(uint64_t(1) << j);
-    return bits;
+      for (int j = keys.next(0); j < PARTITION; j = keys.next(j + 1))
+        if (!mask_.sees(position, key + j)) keys.word[j / 64] &= ~(uint64_t(1) << j % 64);
+    return keys;
   }
 
-  // One tile of 64 keys for n rows.
-  void step(const Tile& t, int g, const float* q, int first, int n, int64_t key, State& state) const {
-    int64_t len = a_.lens[t.request];
-    uint64_t bits[SUB_ROWS], any = 0, all = ~uint64_t(0);
+  // The softmax of n rows, from `first` on, over one partition's keys.
+  void partition(const Tile& t, int first, int n, const float* q, int64_t p, State<SUB_ROWS>& state) const {
+    int64_t key = p * PARTITION;
+    Keys seen[SUB_ROWS], any{}, edges{};
     Row rows[SUB_ROWS];
     for (int j = 0; j < n; j++) {
-      rows[j] = row(t.request, t.first + first + j, g);
+      rows[j] = row(t, first + j);
       bool same = j > 0 && rows[j].position == rows[j - 1].position;
-      bits[j] = same ? bits[j - 1] : visible(rows[j].position, key, len);
-      any |= bits[j];
-      all &= bits[j];
+      seen[j] = same ? seen[j - 1] : visible(rows[j].position, key, a_.lens[t.request]);
+      any.add(seen[j]);
+      edges.add(seen[j].edges());
+      clear(state.acc[j], state.m[j], state.l[j]);
     }
-    if (!any) return;
-    const KT* k[TILE_BLOCKS];
-    const VT* v[TILE_BLOCKS];
-    locate(t.request, g, key, any, k, v);
-    alignas(64) float s[SUB_ROWS * KEY_TILE];
-    score(n, q, k, s);
-    alignas(64) float before[W] = {}, after[W] = {}, decay[W];
-    for (int j = 0; j < n; j++) {
-      before[j] = after[j] = 0;
-      if (!bits[j]) continue;
-      float top = finish_scores(rows[j], key, bits[j], s + j * KEY_TILE);
-      before[j] = state.m[first + j];
-      after[j] = top > before[j] ? top : before[j];
-      state.m[first + j] = after[j];
-    }
-    store(decay, exp(load(before) - load(after)));
-    for (int j = 0; j < n; j++)
-      if (bits[j]) state.l[first + j] = fma(state.l[first + j], splat(decay[j]), weigh(s + j * KEY_TILE, after[j]));
-    if (all == ~uint64_t(0)) return accumulate(n, s, v, 0, KEY_TILE, decay, state.acc[first]);
-    for (int j = 0; j < n; j++)
-      if (bits[j])
-        accumulate(1, s + j * KEY_TILE, v, __builtin_ctzll(bits[j]), 64 - __builtin_clzll(bits[j]), decay + j,
-                   state.acc[first + j]);
-  }
-
-  // The tile's blocks; those that no row sees are replaced by one that is seen, so that nothing else is read.
-  void locate(int64_t r, int g, int64_t key, uint64_t any, const KT** k, const VT** v) const {
-    const int32_t* table = a_.cache.table + r * a_.cache.stride + key / BLOCK;
-    int seen = __builtin_ctzll(any) / BLOCK;
-    for (int b = 0; b < TILE_BLOCKS; b++) {
-      int use = (any >> (b * BLOCK)) & 0xffff ? b : seen;
-      const char* block = a_.cache.data + table[use] * a_.cache.block_bytes;
-      k[b] = (const KT*)(block + a_.cache.key_offset) + int64_t(g) * D * BLOCK;
-      v[b] = (const VT*)(block + a_.cache.value_offset) + int64_t(g) * BLOCK * E;
-    }
-  }
-
-  // s[row][key] = sum over d of q[d][row] k[d][key].
-  template <int R>
-  static __attribute__((noinline)) void score_rows(const float* q, const KT* const* k, float* s) {
-    constexpr int B = LANES == 16 ? TILE_BLOCKS : 1;  // blocks at once
-    for (int b0 = 0; b0 < TILE_BLOCKS; b0 += B) {
-      F acc[R][B];
-      for (int r = 0; r < R; r++)
-        for (int b = 0; b < B; b++) acc[r][b] = splat(0.0f);
-      for (int d = 0; d < D; d++) {
-        F kv[B];
-        _Pragma("GCC unroll 4") for (int b = 0; b < B; b++) kv[b] = load(k[b0 + b] + d * BLOCK);
-        _Pragma("GCC unroll 8") for (int r = 0; r < R; r++) {
-          F x = splat(q[d * R + r]);
-          _Pragma("GCC unroll 4") for (int b = 0; b < B; b++) acc[r][b] = fma(x, kv[b], acc[r][b]);
-        }
+    if (!any.any()) return;
+    const KT* k[PARTITION / BLOCK];
+    const VT* v[PARTITION / BLOCK];
+    int b0 = any.next(0) / BLOCK, b1 = (any.end() + BLOCK - 1) / BLOCK;
+    locate(t, key, b0, b1, k, v);
+    alignas(64) float s[SUB_ROWS * PARTITION];
+    score(n, q, k, v, b0, b1, s);
+    for (int j = 0; j < n; j++) weigh(rows[j], key, seen[j], s + j * PARTITION, state.m[j], state.l[j]);
+    for (int low = edges.next(0), high; low < any.end(); low = high) {
+      high = edges.next(low + 1);
+      for (int j = 0, height; j < n; j += height) {  // keys low..high-1 are the same to each row
+        bool sees = seen[j].holds(low);
+        for (height = 1; j + height < n && seen[j + height].holds(low) == sees;) height++;
+        if (sees) accumulate(height, s + j * PARTITION, v, low, high, state.acc[j]);
       }
-      _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)
-        _Pragma("GCC unroll 4") for (int b = 0; b < B; b++) store(s + r * KEY_TILE + (b0 + b) * W, acc[r][b]);
     }
   }
 
-  static void score(int n, const float* q, const KT* const* k, float* s) {
-    switch (n) {
-      case 1: return score_rows<1>(q, k, s);
-      case 2: return score_rows<2>(q, k, s);
-      case 3: return score_rows<3>(q, k, s);
-      case 4: if constexpr (SUB_ROWS >= 4) return score_rows<4>(q, k, s); break;
-      case 5: if constexpr (SUB_ROWS >= 5) return score_rows<5>(q, k, s); break;
-      case 6: if constexpr (SUB_ROWS >= 6) return score_rows<6>(q, k, s); break;
+  // Where the partition's blocks b0..b1-1 lie.
+  void locate(const Tile& t, int64_t key, int b0, int b1, const KT** k, const VT** v) const {
+    const int32_t* table = a_.cache.table + t.request * a_.cache.stride + key / BLOCK;
+    for (int b = b0; b < b1; b++) {
+      const char* block = a_.cache.data + table[b] * a_.cache.block_bytes;
+      k[b] = (const KT*)(block + a_.cache.key_offset) + int64_t(t.g) * D * BLOCK;
+      v[b] = (const VT*)(block + a_.cache.value_offset) + int64_t(t.g) * BLOCK * E;
     }
   }
 
-  // Scale, softcap, ALiBi, then -inf where the row does not see. Returns the largest.
-  float finish_scores(const Row& at, int64_t key, uint64_t bits, float* s) const {
-    static const float IOTA[W] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    F minus = splat(-__builtin_inff()), top = minus;
-    for (int b = 0; b < TILE_BLOCKS; b++) {
-      F x = load(s + b * W) * splat(a_.scale);
-      if (a_.softcap != 0) x = tanh(x / splat(a_.softcap)) * splat(a_.softcap);
-      if (a_.slopes) {
-        F distance = load(IOTA) + splat(float(key + b * W - at.position));
-        x = fma(splat(a_.slopes[at.head]), distance, x);
-      }
-      x = select_bits(uint32_t(bits >> (b * W)) & 0xffff, x, minus);
-      store(s + b * W, x);
-      top = larger(x, top);
-    }
-    return reduce_max(top);
-  }
-
-  // s = exp(s - top); returns the lanes' sums.
-  static F weigh(float* s, float top) {
-    F p[TILE_BLOCKS];
-    EACH(TILE_BLOCKS) {
-      p[i] = exp(load(s + i * W) - splat(top));
-      store(s + i * W, p[i]);
-    }
-    return (p[0] + p[1]) + (p[2] + p[3]);
-  }
-
-  // acc[row][e] = acc[row][e] * decay[row] + sum over keys low..high-1, in order, of s[row][key] v[key][e].
-  template <int R>
-  static __attribute__((noinline)) void accumulate_rows(const float* s, const VT* const* v, int low, int high,
-                                                        const float* decay, float* acc) {
-    constexpr int C = LANES == 16 ? 4 : 1;  // vectors of the head at once
-    constexpr int FULL = E / W, LAST = E % W;
-    auto columns = [&](int e0, auto count, auto tail) {
-      constexpr int N = decltype(count)::value, TAIL = decltype(tail)::value;
-      F sum[R][N];
-      _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)
-        _Pragma("GCC unroll 4") for (int c = 0; c < N; c++)
-          sum[r][c] = load(acc + r * EP + e0 + c * W) * splat(decay[r]);
-      for (int b = low / BLOCK; b * BLOCK < high; b++) {
-        int j0 = low > b * BLOCK ? low - b * BLOCK : 0, j1 = high - b * BLOCK < BLOCK ? high - b * BLOCK : BLOCK;
-        for (int j = j0; j < j1; j++) {
-          F x[N];
-          _Pragma("GCC unroll 4") for (int c = 0; c < N; c++)
-            x[c] = TAIL ? load_n(v[b] + j * E + e0 + c * W, TAIL) : load(v[b] + j * E + e0 + c * W);
-          _Pragma("GCC unroll 8") for (int r = 0; r < R; r++) {
-            F p = splat(s[r * KEY_TILE + b * BLOCK + j]);
-            _Pragma("GCC unroll 4") for (int c = 0; c < N; c++) sum[r][c] = fma(p, x[c], sum[r][c]);
-          }
-        }
-      }
-      _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)
-        _Pragma("GCC unroll 4") for (int c = 0; c < N; c++) store(acc + r * EP + e0 + c * W, sum[r][c]);
-    };
-    int e = 0;
-    for (; e + C <= FULL; e += C) columns(e * W, Constant<C>{}, Constant<0>{});
-    for (; e < FULL; e++) columns(e * W, Constant<1>{}, Constant<0>{});
-    if constexpr (LAST != 0) columns(FULL * W, Constant<1>{}, Constant<LAST>{});
-  }
   template <int N>
   struct Constant { static constexpr int value = N; };
 
-  static void accumulate(int n, const float* s, const VT* const* v, int low, int high, const float* decay, float* acc) {
+  // s[row][key] = sum over d of q[row][d] k[d][key], for blocks b0..b1-1; fetches those blocks' values meanwhile.
+  template <int R>
+  static __attribute__((noinline)) void score_rows(const float* q, const KT* const* k, const VT* const* v, int b0, int b1,
+                                                   float* s) {
+    auto blocks = [=](int b, auto count) {
+      constexpr int N = decltype(count)::value;
+      F acc[R][N];
+      for (int r = 0; r < R; r++)
+        for (int i = 0; i < N; i++) acc[r][i] = splat(0.0f);
+      for (int d = 0; d < D; d++) {
+        F kv[N];
+        _Pragma("GCC unroll 4") for (int i = 0; i < N; i++) {
+          kv[i] = load(k[b + i] + d * BLOCK);
+          fetch(v[b + i], d);
+        }
+        _Pragma("GCC unroll 8") for (int r = 0; r < R; r++) {
+          F x = splat(q[r * D + d]);
+          _Pragma("GCC unroll 4") for (int i = 0; i < N; i++) acc[r][i] = fma(x, kv[i], acc[r][i]);
+        }
+      }
+      _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)
+        _Pragma("GCC unroll 4") for (int i = 0; i < N; i++) store(s + r * PARTITION + (b + i) * W, acc[r][i]);
+    };
+    int b = b0;
+    constexpr int N = together(R);
+    if constexpr (N == 4) for (; b + 4 <= b1; b += 4) blocks(b, Constant<4>{});
+    if constexpr (N >= 2) for (; b + 2 <= b1; b += 2) blocks(b, Constant<2>{});
+    for (; b < b1; b++) blocks(b, Constant<1>{});
+  }
+
+  // The d-th of D parts of a block of values, into the cache.
+  static INLINE void fetch(const VT* v, int d) {
+    constexpr int PART = BLOCK * E * int(sizeof(VT)) / D;
+    for (int i = 0; i < PART; i += 64) __builtin_prefetch((const char*)v + d * PART + i);
+  }
+
+  static void score(int n, const float* q, const KT* const* k, const VT* const* v, int b0, int b1, float* s) {
     switch (n) {
-      case 1: return accumulate_rows<1>(s, v, low, high, decay, acc);
-      case 2: return accumulate_rows<2>(s, v, low, high, decay, acc);
-      case 3: return accumulate_rows<3>(s, v, low, high, decay, acc);
-      case 4: if constexpr (SUB_ROWS >= 4) return accumulate_rows<4>(s, v, low, high, decay, acc); break;
-      case 5: if constexpr (SUB_ROWS >= 5) return accumulate_rows<5>(s, v, low, high, decay, acc); break;
-      case 6: if constexpr (SUB_ROWS >= 6) return accumulate_rows<6>(s, v, low, high, decay, acc); break;
+      case 1: return score_rows<1>(q, k, v, b0, b1, s);
+      case 2: return score_rows<2>(q, k, v, b0, b1, s);
+      case 3: return score_rows<3>(q, k, v, b0, b1, s);
+      case 4: if constexpr (SUB_ROWS >= 4) return score_rows<4>(q, k, v, b0, b1, s); break;
+      case 5: if constexpr (SUB_ROWS >= 5) return score_rows<5>(q, k, v, b0, b1, s); break;
+      case 6: if constexpr (SUB_ROWS >= 6) return score_rows<6>(q, k, v, b0, b1, s); break;
     }
   }
 
-  static void clear(float* total) {
-    memset(total, 0, EP * sizeof(float));
-    total[EP] = -__builtin_inff();
-    total[EP + 1] = 0;
-  }
-
-  static void write(const State& state, int j, float* out) {
-    memcpy(out, state.acc[j], EP * sizeof(float));
-    out[EP] = state.m[j];
-    out[EP + 1] = reduce_sum(state.l[j]);
-  }
-
-  // total becomes the softmax over its own keys and part's.
-  static void merge(float* total, const float* part) {
-    if (part[EP] == -__builtin_inff()) return;
-    if (total[EP] == -__builtin_inff()) {
-      memcpy(total, part, STATE * sizeof(float));
-      return;
+  // s = 2^(s - m) for the keys that the row sees, m the largest of them, l the sum of the powers; 0 for other keys of
+  // their blocks.
+  void weigh(const Row& at, int64_t key, const Keys& seen, float* s, float& m, float& l) const {
+    F minus = splat(-__builtin_inff()), top = minus, sum = splat(0.0f);
+    bool plain = a_.softcap == 0 && !a_.slopes;
+    for (int b = 0; b < PARTITION / BLOCK; b++) {
+      uint32_t bits = seen.block(b);
+      if (!bits) continue;
+      F x = load(s + b * W);
+      if (!plain) x = bend(at, key + b * BLOCK, x);
+      if (bits != 0xffff) x = select_bits(bits, x, minus);
+      if (!plain || bits != 0xffff) store(s + b * W, x);
+      top = larger(x, top);
     }
-    float top = total[EP] > part[EP] ? total[EP] : part[EP];
-    float a = exp(total[EP] - top), b = exp(part[EP] - top);
-    for (int e = 0; e < EP; e += W) store(total + e, fma(load(part + e), splat(b), load(total + e) * splat(a)));
-    total[EP] = top;
-    total[EP + 1] = total[EP + 1] * a + part[EP + 1] * b;
+    m = reduce_max(top);
+    for (int b = 0; b < PARTITION / BLOCK; b++) {
+      if (!seen.block(b)) continue;
+      F x = exp2(load(s + b * W) - splat(m));
+      store(s + b * W, x);
+      sum = sum + x;
+    }
+    l = reduce_sum(sum);
   }
 
-  void finish(const Row& at, float* total) const {
-    float top = total[EP], sum = total[EP + 1], keep = 1;
+  // Softcap and ALiBi, of 16 keys from `key` on.
+  F bend(const Row& at, int64_t key, F x) const {
+    static const float IOTA[W] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    if (a_.softcap != 0) x = tanh(x) * splat(a_.softcap * LOG2E);
+    if (!a_.slopes) return x;
+    return fma(splat(a_.slopes[at.head] * LOG2E), load(IOTA) + splat(float(key - at.position)), x);
+  }
+
+  // acc[row][e] += sum over keys low..high-1, in order, of s[row][key] v[key][e].
+  template <int R>
+  static __attribute__((noinline)) void accumulate_rows(const float* s, const VT* const* v, int low, int high, float* acc) {
+    auto columns = [=](int e0, auto count, auto tail) {
+      constexpr int N = decltype(count)::value, TAIL = decltype(tail)::value;
+      F sum[R][N];
+      _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)
+        _Pragma("GCC unroll 4") for (int c = 0; c < N; c++) sum[r][c] = load(acc + r * EP + e0 + c * W);
+      int key = low;
+      do {
+        int end = (key / BLOCK + 1) * BLOCK < high ? (key / BLOCK + 1) * BLOCK : high;
+        const VT* from = v[key / BLOCK] + key % BLOCK * E + e0;
+        for (; key < end; key++, from += E) {
+          F x[N];
+          _Pragma("GCC unroll 4") for (int c = 0; c < N; c++) x[c] = TAIL ? load_n(from + c * W, TAIL) : load(from + c * W);
+          _Pragma("GCC unroll 8") for (int r = 0; r < R; r++) {
+            F p = splat(s[r * PARTITION + key]);
+            _Pragma("GCC unroll 4") for (int c = 0; c < N; c++) sum[r][c] = fma(p, x[c], sum[r][c]);
+          }
+        }
+      } while (key < high);
+      _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)
+        _Pragma("GCC unroll 4") for (int c = 0; c < N; c++) store(acc + r * EP + e0 + c * W, sum[r][c]);
+    };
+    constexpr int FULL = E / W, LAST = E % W, N = together(R);
+    int e = 0;
+    if constexpr (N == 4) for (; e + 4 <= FULL; e += 4) columns(e * W, Constant<4>{}, Constant<0>{});
+    if constexpr (N >= 2) for (; e + 2 <= FULL; e += 2) columns(e * W, Constant<2>{}, Constant<0>{});
+    for (; e < FULL; e++) columns(e * W, Constant<1>{}, Constant<0>{});
+    if constexpr (LAST != 0) columns(FULL * W, Constant<1>{}, Constant<LAST>{});
+  }
+
+  static void accumulate(int n, const float* s, const VT* const* v, int low, int high, float* acc) {
+    switch (n) {
+      case 1: return accumulate_rows<1>(s, v, low, high, acc);
+      case 2: return accumulate_rows<2>(s, v, low, high, acc);
+      case 3: return accumulate_rows<3>(s, v, low, high, acc);
+      case 4: if constexpr (SUB_ROWS >= 4) return accumulate_rows<4>(s, v, low, high, acc); break;
+      case 5: if constexpr (SUB_ROWS >= 5) return accumulate_rows<5>(s, v, low, high, acc); break;
+      case 6: if constexpr (SUB_ROWS >= 6) return accumulate_rows<6>(s, v, low, high, acc); break;
+    }
+  }
+
+  static void clear(float* acc, float& m, float& l) {
+    for (int e = 0; e < EP; e += W) store(acc + e, splat(0.0f));
+    m = -__builtin_inff();
+    l = 0;
+  }
+
+  // The first row's state becomes the softmax over its own keys and the second's. Only a row that sees no key has l = 0.
+  static void merge(float* acc, float& m, float& l, const float* part_acc, float part_m, float part_l) {
+    if (part_l == 0) return;
+    float top = m > part_m ? m : part_m;
+    alignas(64) float keep[W] = {m, part_m};
+    store(keep, exp2(load(keep) - splat(top)));
+    F a = splat(keep[0]), b = splat(keep[1]);
+    for (int e = 0; e < EP; e += W) store(acc + e, fma(load(part_acc + e), b, load(acc + e) * a));
+    m = top;
+    l = l * keep[0] + part_l * keep[1];
+  }
+
+  void finish(const Row& at, const float* acc, float m, float l) const {
+    float keep = 1;
     if (a_.sinks) {
-      float sink = a_.sinks[at.head], higher = top > sink ? top : sink;
-      keep = exp(top - higher);
-      sum = sum * keep + exp(sink - higher);
+      float sink = a_.sinks[at.head] * LOG2E, top = m > sink ? m : sink;
+      keep = exp2(m - top);
+      l = l * keep + exp2(sink - top);
     }
     Y* out = a_.out + at.token * a_.out_ld + at.head * E;
     for (int e = 0; e < E; e += W) {
-      F x = sum == 0 ? splat(0.0f) : load(total + e) * splat(keep) / splat(sum);
+      F x = l == 0 ? splat(0.0f) : load(acc + e) * splat(keep) / splat(l);
       store_n(out + e, x, E - e);
     }
   }
