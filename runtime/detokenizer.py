@@ -12,7 +12,8 @@ class Detokenizer:
     so its text is certain only once it ends. skipped: special tokens, which have no text.
 
     Only a window of the last tokens is decoded: from a token whose text was certain, so that what a decoder
-    does at the start of a text (dropping a space) is done outside of what is new.
+    does at the start of a text (dropping a space) is done outside of what is new. alone: texts of single
+    tokens, which most windows begin with; one for all detokenizers of a decoder.
     """
 
     def __init__(
@@ -20,8 +21,10 @@ class Detokenizer:
         decode: Callable[[Sequence[int]], str],
         byte_tokens: Collection[int] = (),
         skipped: Collection[int] = (),
+        alone: dict[int, str] | None = None,
     ) -> None:
         self._decode, self._byte_tokens, self._skipped = decode, byte_tokens, skipped
+        self._alone = {} if alone is None else alone
         self._ids: list[int] = []  # the window
         self._read = 0  # tokens of the window whose text has been given out
         self._known = ""  # text of those
@@ -46,8 +49,14 @@ class Detokenizer:
     def _give(self, text: str) -> str:
         delta = text[len(self._known) :]
         self._ids, self._read = self._ids[self._read :], len(self._ids) - self._read
-        self._known = self._decode(self._ids)
+        self._known = self._decode_alone(self._ids[0]) if len(self._ids) == 1 else self._decode(self._ids)
         return delta
+
+    def _decode_alone(self, token_id: int) -> str:
+        text = self._alone.get(token_id)
+        if text is None:
+            text = self._alone[token_id] = self._decode([token_id])
+        return text
 
 
 class StopMatcher:

@@ -40,6 +40,7 @@ class Tokenizer:
         self._bos_token_id = bos_token_id
         added = self._library.get_added_tokens_decoder()
         self._special = frozenset(i for i, token in added.items() if token.special)
+        self._alone: dict[int, str] = {}  # texts of tokens that were decoded by themselves
         self._byte_tokens = _byte_tokens(self._library, tokenizer_json)
         source = template if template is not None else _template(config.get("chat_template"))
         self._chat = None if source is None else ChatTemplate(source, _special_tokens(config))
@@ -81,7 +82,7 @@ class Tokenizer:
 
     def detokenizer(self) -> Detokenizer:
         """For one output, token by token."""
-        return Detokenizer(self.decode, self._byte_tokens, self._special)
+        return Detokenizer(self.decode, self._byte_tokens, self._special, self._alone)
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """The text's ids, with one BOS where both the text and the tokenizer wrote it."""
