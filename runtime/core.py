@@ -15,10 +15,10 @@ from runtime.completion import Completion, Event, FinishReason, Timings, TokenLo
 from runtime.errors import EngineError
 from runtime.executor import Executor, Sampled
 from runtime.request import Request
-from runtime.rows import sample_rows, score_rows, token_logprob
+from runtime.rows import RowSampler, score_rows, token_logprob
 from runtime.scheduler import Chunk, Scheduler
 from runtime.sequence import Sequence
-from runtime.step import StepBuffers
+from runtime.step import Step, StepBuffers
 
 
 @dataclass
@@ -30,6 +30,8 @@ class Counters:
     output_tokens: int = 0
     finished_samples: int = 0
     failed_requests: int = 0
+    step_s: float = 0.0  # spent in steps, and of that
+    forward_s: float = 0.0  # in the executor's forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Core:
 
     def __init__(self, executor: Executor, scheduler: Scheduler, buffers: StepBuffers) -> None:
         self.executor, self.scheduler, self._buffers = executor, scheduler, buffers
+        self._sampler = RowSampler(executor)
         self.counters = Counters()
 
     @property
@@ -76,14 +79,15 @@ class Core:
 
     def step(self) -> bool:
         """Run one step; False if there was nothing to run."""
+        start = time.monotonic()
         chunks = self.scheduler.schedule()
         if not chunks:
             assert not self.scheduler.stuck, "requests wait though nothing runs"
             return False
-        step, now = self._buffers.pack(chunks), time.monotonic()
+        step = self._buffers.pack(chunks)
         try:
-            results = self._results(chunks, self.executor.forward(step))
-            self._advance([c for c in chunks if not c.seq.finished], now)
+            results = self._results(chunks, self._forward(step))
+            self._advance(chunks, start)
         except Exception as error:
             for chunk in chunks:
                 self.fail(chunk.seq.request, error)
@@ -93,13 +97,21 @@ class Core:
         self._take_scores(results.scoring, results.scores)
         if results.sampled is not None:
             self._take_samples(results.sampling, results.sampled)
+        self.counters.step_s += time.monotonic() - start
         return True
+
+    def _forward(self, step: Step) -> np.ndarray:
+        start = time.monotonic()
+        logits = self.executor.forward(step)
+        self.counters.forward_s += time.monotonic() - start
+        return logits
 
     def _results(self, chunks: Seq[Chunk], logits: np.ndarray) -> Results:
         """What the rows of logits [Q, V] say. A request fails whose own rows hold a NaN."""
         sampling, scoring = [c for c in chunks if c.sample], [c for c in chunks if c.score]
         try:
-            sampled = sample_rows(self.executor, sampling, logits[: len(sampling)]) if sampling else None
+            rows = logits[: len(sampling)] if scoring else logits
+            sampled = self._sampler.sample(sampling, rows) if sampling else None
             scores = score_rows(self.executor, scoring, logits[len(sampling) :]) if scoring else []
             return Results(sampling, sampled, scoring, scores)
         except EngineError as error:
@@ -117,6 +129,8 @@ class Core:
         """Record what is in the cache, and start the forks of complete prompts. now: when the step began."""
         for chunk in chunks:
             seq = chunk.seq
+            if seq.finished:  # it failed in this step
+                continue
             if seq.output.started_s is None:
                 seq.output.started_s = now
             if chunk.sample and seq.forks:

@@ -108,8 +108,36 @@ def anonymous(size: int, what: str) -> np.ndarray:
         raise ResourceError(f"{size} bytes for {what} cannot be mapped ({error})", todo=todo) from error
 
 
+@dataclass(frozen=True, slots=True)
+class SampleCall:
+    """A call's arguments and results, which are those of the next call with the same arrays too."""
+
+    logits: np.ndarray
+    args: SampleArgs
+    out: Sampled
+    call: CSampleArgs
+
+    @staticmethod
+    def of(logits: np.ndarray, args: SampleArgs) -> SampleCall:
+        (rows, vocab_size), width = logits.shape, args.num_top
+        out = Sampled(
+            np.empty(rows, np.int32),
+            np.empty(rows, np.float32),
+            np.empty((rows, width), np.int32),
+            np.empty((rows, width), np.float32),
+        )
+        call = CSampleArgs(
+            rows, vocab_size, width, _address(logits),
+            _address(args.temperature), _address(args.top_p), _address(args.min_p), _address(args.top_k),
+            _address(args.seed), _address(args.sample_index), _address(args.position),
+            _address(out.ids), _address(out.logprobs) if args.logprobs else None,
+            _address(out.top_ids), _address(out.top_logprobs),
+        )  # fmt: skip
+        return SampleCall(logits, args, out, call)
+
+
 class CpuExecutor:
-    """See runtime.executor.Executor."""
+    """See runtime.executor.Executor. What is derived from a step's or a call's arrays is kept."""
 
     def __init__(
         self,
@@ -133,6 +161,8 @@ class CpuExecutor:
         self._groups = (CKVGroup * len(self._pools))()
         self._weights = Weights(artifact.path(target.weights), target.weight_order)
         self._engine: int | None = self._open(threads)
+        self._step: Step | None = None
+        self._sampling: SampleCall | None = None
 
     def _open(self, threads: int) -> int:
         addresses = self._weights.addresses
@@ -147,34 +177,30 @@ class CpuExecutor:
         return engine
 
     def forward(self, step: Step) -> np.ndarray:
+        if step is not self._step:
+            self._step, self._call = step, self._step_call(step)
+            rows = len(step.rows)
+            self._rows = self._logits[: rows * self._vocab_size].reshape(rows, self._vocab_size)
+        self._ok("octavo_forward", self._library.octavo_forward(self._handle, self._call))
+        return self._rows
+
+    def _step_call(self, step: Step) -> CStep:
         for group, pool, slots, table in zip(self._groups, self._pools, step.slots, step.tables, strict=True):
             group.data, group.slots, group.table = _address(pool), _address(slots), _address(table)
             group.table_stride = table.shape[1]
-        call = CStep(
+        return CStep(
             len(step.ids), len(step.lens), len(step.rows), len(self._groups),
             _address(step.ids), _address(step.pos),
             _address(step.starts), _address(step.lens), _address(step.rows),
             self._groups, _address(self._arena), _address(self._logits),
         )  # fmt: skip
-        self._ok("octavo_forward", self._library.octavo_forward(self._handle, call))
-        return self._logits[: len(step.rows) * self._vocab_size].reshape(len(step.rows), self._vocab_size)
 
     def sample(self, logits: np.ndarray, args: SampleArgs) -> Sampled:
-        rows, width = len(logits), args.num_top
-        out = Sampled(
-            np.empty(rows, np.int32),
-            np.empty(rows, np.float32),
-            np.empty((rows, width), np.int32),
-            np.empty((rows, width), np.float32),
-        )
-        call = CSampleArgs(
-            rows, self._vocab_size, width, _address(logits),
-            _address(args.temperature), _address(args.top_p), _address(args.min_p), _address(args.top_k),
-            _address(args.seed), _address(args.sample_index), _address(args.position),
-            _address(out.ids), _address(out.logprobs), _address(out.top_ids), _address(out.top_logprobs),
-        )  # fmt: skip
-        self._ok("octavo_sample", self._library.octavo_sample(self._handle, call))
-        return out
+        last = self._sampling
+        if last is None or last.args is not args or last.logits is not logits:
+            last = self._sampling = SampleCall.of(logits, args)
+        self._ok("octavo_sample", self._library.octavo_sample(self._handle, last.call))
+        return last.out
 
     def logprobs(self, logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
         out = np.empty(len(ids), np.float32)

@@ -34,6 +34,8 @@ class Stats:
     output_tokens: int
     finished_samples: int
     failed_requests: int
+    step_s: float  # spent in steps, and of that
+    forward_s: float  # in the compiled forward; the rest is scheduling, sampling and text
     preemptions: int
     prefix_hit_tokens: int
     copied_blocks: int
@@ -229,6 +231,8 @@ class Engine:
 
     def _attend(self) -> bool:
         """Take up submissions and cancellations; False when closing."""
+        if self._core.busy and not self._calls and self._closing is None:
+            return True  # as nearly always while there is work; what comes now is seen before the next step
         with self._wake:
             self._wake.wait_for(lambda: self._calls or self._core.busy or self._closing)
             calls, self._calls = self._calls, []

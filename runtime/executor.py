@@ -12,7 +12,10 @@ from runtime.step import Step
 
 @dataclass(frozen=True, slots=True)
 class SampleArgs:
-    """Parameters of Q rows, and how many of the likeliest tokens to report for each."""
+    """Parameters of Q rows, and how many of the likeliest tokens to report for each.
+
+    logprobs: whether log-probabilities are wanted at all.
+    """
 
     temperature: np.ndarray  # f32 [Q]
     top_k: np.ndarray  # i32 [Q], 0: all
@@ -22,6 +25,7 @@ class SampleArgs:
     sample_index: np.ndarray  # i32 [Q]
     position: np.ndarray  # i32 [Q]: the one that the sampled token takes
     num_top: int
+    logprobs: bool = True
 
     @staticmethod
     def greedy(num_rows: int, num_top: int) -> SampleArgs:
@@ -32,8 +36,10 @@ class SampleArgs:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
+    """Views that the next call may overwrite."""
+
     ids: np.ndarray  # i32 [Q]
-    logprobs: np.ndarray  # f32 [Q], under the unscaled logits
+    logprobs: np.ndarray  # f32 [Q], under the unscaled logits; undefined where not wanted
     top_ids: np.ndarray  # i32 [Q, num_top]
     top_logprobs: np.ndarray  # f32 [Q, num_top]
 

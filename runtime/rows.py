@@ -10,22 +10,40 @@ from runtime.completion import TokenLogprob
 from runtime.errors import EngineError
 from runtime.executor import Executor, SampleArgs, Sampled
 from runtime.scheduler import Chunk
+from runtime.sequence import Sequence
 
 
-def sample_rows(executor: Executor, chunks: Seq[Chunk], logits: np.ndarray) -> Sampled:
-    """Sample the rows of the chunks that want it. logits: [Q, V], in the chunks' order."""
-    samplings = [c.seq.request.sampling for c in chunks]
-    args = SampleArgs(
+class RowSampler:
+    """Samples rows. Parameters stay from step to step, as long as the rows are of the same sequences."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._seqs: list[Sequence] = []
+        self._args = SampleArgs.greedy(0, 0)
+
+    def sample(self, chunks: Seq[Chunk], logits: np.ndarray) -> Sampled:
+        """Sample the rows of the chunks that want it. logits: [Q, V], in the chunks' order."""
+        seqs = [c.seq for c in chunks]
+        if seqs == self._seqs:
+            self._args.position[:] = [seq.num_tokens for seq in seqs]
+        else:
+            self._seqs, self._args = seqs, _arguments(seqs)
+        return self._executor.sample(logits, self._args)
+
+
+def _arguments(seqs: Seq[Sequence]) -> SampleArgs:
+    samplings = [seq.request.sampling for seq in seqs]
+    return SampleArgs(
         temperature=np.array([s.temperature for s in samplings], np.float32),
         top_k=np.array([s.top_k for s in samplings], np.int32),
         top_p=np.array([s.top_p for s in samplings], np.float32),
         min_p=np.array([s.min_p for s in samplings], np.float32),
-        seed=np.array([c.seq.request.seed for c in chunks], np.uint64),
-        sample_index=np.array([c.seq.sample_index for c in chunks], np.int32),
-        position=np.array([c.seq.num_tokens for c in chunks], np.int32),
+        seed=np.array([seq.request.seed for seq in seqs], np.uint64),
+        sample_index=np.array([seq.sample_index for seq in seqs], np.int32),
+        position=np.array([seq.num_tokens for seq in seqs], np.int32),
         num_top=max(s.logprobs or 0 for s in samplings),
+        logprobs=any(s.logprobs is not None for s in samplings),
     )
-    return executor.sample(logits, args)
 
 
 def token_logprob(sampled: Sampled, row: int, width: int) -> TokenLogprob:

@@ -10,12 +10,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from runtime.blocks import Table
 from runtime.scheduler import Chunk, Limits
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Views of the packed arrays, i32, valid until the next step is packed. Sampled rows come first."""
+    """Views of the packed arrays, i32, valid until the next step is packed. Sampled rows come first.
+
+    Steps of equal sizes are one object, whose arrays change: what was derived from them once stays right.
+    """
 
     ids: np.ndarray  # [T]
     pos: np.ndarray  # [T]
@@ -38,10 +42,65 @@ class StepBuffers:
         self._slots = [np.zeros(tokens, np.int32) for _ in range(num_groups)]
         width = -(-max_context // block)
         self._tables = [np.zeros((requests, width), np.int32) for _ in range(num_groups)]
-        self._range = np.arange(max(tokens, requests), dtype=np.int32)
+        self._packed: list[list[tuple[Table | None, int]]] = [
+            [(None, 0)] * requests for _ in range(num_groups)
+        ]
+        self._range = np.arange(max(tokens, requests) + 1, dtype=np.int32)
+        self._step: Step | None = None
 
     def pack(self, chunks: Seq[Chunk]) -> Step:
         """The step that computes `chunks`; each sequence holds blocks for its chunk."""
+        for group in range(len(self._tables)):
+            self._pack_tables(chunks, group)
+        num_tokens = sum([c.count for c in chunks])
+        pack = self._pack_tokens if num_tokens == len(chunks) else self._pack_chunks
+        pack(chunks)
+        return self._views(num_tokens, len(chunks), self._pack_rows(chunks))
+
+    def _views(self, num_tokens: int, num_requests: int, num_rows: int) -> Step:
+        step = self._step
+        if step is not None and (len(step.ids), len(step.lens), len(step.rows)) == (
+            num_tokens,
+            num_requests,
+            num_rows,
+        ):
+            return step
+        self._step = Step(
+            self._ids[:num_tokens],
+            self._pos[:num_tokens],
+            self._starts[: num_requests + 1],
+            self._lens[:num_requests],
+            self._rows[:num_rows],
+            [slots[:num_tokens] for slots in self._slots],
+            [table[:num_requests] for table in self._tables],
+        )
+        return self._step
+
+    def _pack_tables(self, chunks: Seq[Chunk], group: int) -> None:
+        """Copy the tables that are not where they were in the last step, or have grown."""
+        packed, target = self._packed[group], self._tables[group]
+        for row, c in enumerate(chunks):
+            table = c.seq.tables[group]
+            if packed[row] != (table, table.length):
+                target[row, : table.length] = table.ids[: table.length]
+                packed[row] = (table, table.length)
+
+    def _pack_tokens(self, chunks: Seq[Chunk]) -> None:
+        """One token per chunk, as in nearly every step: plain numbers are faster than arrays of few."""
+        count = len(chunks)
+        pos = [c.seq.computed for c in chunks]
+        self._ids[:count] = [c.seq.ids.item(p) for c, p in zip(chunks, pos, strict=True)]
+        self._pos[:count] = pos
+        self._starts[: count + 1] = self._range[: count + 1]
+        self._lens[:count] = [p + 1 for p in pos]
+        block = self.block
+        for group, slots in enumerate(self._slots):
+            slots[:count] = [
+                c.seq.tables[group].ids.item(p // block) * block + p % block
+                for c, p in zip(chunks, pos, strict=True)
+            ]
+
+    def _pack_chunks(self, chunks: Seq[Chunk]) -> None:
         num_requests = len(chunks)
         counts = np.array([c.count for c in chunks], np.int32)
         computed = np.array([c.seq.computed for c in chunks], np.int32)
@@ -52,43 +111,18 @@ class StepBuffers:
         owner = np.repeat(self._range[:num_requests], counts)  # [T] which request a token is of
         pos = self._pos[:num_tokens]
         np.add(self._range[:num_tokens], (computed - starts[:-1])[owner], out=pos)
-        ids = self._pack_ids(chunks, num_tokens)
-        rows = self._pack_rows(chunks, starts)
-        tables = [self._pack_table(chunks, g) for g in range(len(self._tables))]
-        slots = [
-            self._pack_slots(table, owner, pos, out) for table, out in zip(tables, self._slots, strict=True)
-        ]
-        return Step(ids, pos, starts, lens, rows, slots, tables)
+        for c, at in zip(chunks, starts.tolist(), strict=False):
+            self._ids[at : at + c.count] = c.seq.ids[c.seq.computed : c.seq.computed + c.count]
+        index, offset = np.divmod(pos, self.block)
+        for table, slots in zip(self._tables, self._slots, strict=True):
+            np.add(table[owner, index] * self.block, offset, out=slots[:num_tokens])
 
-    def _pack_ids(self, chunks: Seq[Chunk], num_tokens: int) -> np.ndarray:
-        ids, at = self._ids[:num_tokens], 0
-        for c in chunks:
-            first = c.seq.computed
-            ids[at : at + c.count] = c.seq.ids[first : first + c.count]
-            at += c.count
-        return ids
-
-    def _pack_rows(self, chunks: Seq[Chunk], starts: np.ndarray) -> np.ndarray:
-        """The rows to sample, in the chunks' order, then those to score, in the chunks' order."""
-        rows = [end - 1 for c, end in zip(chunks, starts[1:].tolist(), strict=True) if c.sample]
-        for c, start in zip(chunks, starts[:-1].tolist(), strict=True):
+    def _pack_rows(self, chunks: Seq[Chunk]) -> int:
+        """The rows to sample, in the chunks' order, then those to score, in the chunks' order; how many."""
+        starts = self._starts[: len(chunks) + 1].tolist()
+        rows = [end - 1 for c, end in zip(chunks, starts[1:], strict=True) if c.sample]
+        for c, start in zip(chunks, starts, strict=False):
             if c.score:
                 rows += [start + position - c.seq.computed for position in c.score]
-        view = self._rows[: len(rows)]
-        view[:] = rows
-        return view
-
-    def _pack_table(self, chunks: Seq[Chunk], group: int) -> np.ndarray:
-        table = self._tables[group][: len(chunks)]
-        for row, c in zip(table, chunks, strict=True):
-            source = c.seq.tables[group]
-            row[: source.length] = source.ids[: source.length]
-        return table
-
-    def _pack_slots(
-        self, table: np.ndarray, owner: np.ndarray, pos: np.ndarray, buffer: np.ndarray
-    ) -> np.ndarray:
-        slots = buffer[: len(pos)]
-        index, offset = np.divmod(pos, self.block)
-        np.add(table[owner, index] * self.block, offset, out=slots)
-        return slots
+        self._rows[: len(rows)] = rows
+        return len(rows)

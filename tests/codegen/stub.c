@@ -103,7 +103,7 @@ int32_t octavo_sample(void* e, const octavo_sample_args* a) {
     for (int v = 1; v < VOCAB; v++)
       if (l[v] > l[best]) best = v;
     a->ids[q] = best;
-    a->logprobs[q] = logprob(l, best);
+    if (a->logprobs) a->logprobs[q] = logprob(l, best);
     for (int k = 0; k < a->num_top; k++) a->top_ids[q * a->num_top + k] = 100 * q + k;
     if (a->num_top == 7) {
       float echo[7] = {a->temperature[q], a->top_p[q], a->min_p[q], (float)a->top_k[q],
