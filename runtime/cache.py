@@ -66,7 +66,10 @@ class Cache:
     def extend(self, seq: Sequence, tokens: int) -> bool:
         """Hold blocks for the first `tokens` tokens, in every group or, where one lacks them, in none."""
         need = -(-tokens // self.block)
-        if any(need - t.length > p.num_free for t, p in zip(seq.tables, self.pools, strict=True)):
+        lacking = [need - t.length for t in seq.tables]
+        if all([lack <= 0 for lack in lacking]):
+            return True
+        if any(lack > pool.num_free for lack, pool in zip(lacking, self.pools, strict=True)):
             return False
         for table, pool in zip(seq.tables, self.pools, strict=True):
             while table.length < need:
@@ -86,6 +89,8 @@ class Cache:
                 for i in range(max(full_before, table.first), full_now):
                     pool.seal(int(table.ids[i]), chain[i])
         for group, table, pool in zip(self.groups, seq.tables, self.pools, strict=True):
+            if group.window is None:
+                continue
             first = group.first_live(computed, self.block)
             while table.first < min(first, table.length):
                 pool.release(int(table.ids[table.first]))

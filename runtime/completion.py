@@ -48,8 +48,7 @@ class Completion:
     timings: Timings
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One step of one sample's output.
 
     text: what became certain with this token; the texts of all events of a sample make up its completion's

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 from runtime.completion import Completion, Event
@@ -36,9 +37,8 @@ class Request:
         for seq in sequences:
             seq.request = self
         self._cancel = cancel
-        lock = threading.RLock()
-        self._changed = threading.Condition(lock)
-        self._finished = threading.Condition(lock)  # so that waiting for the end sleeps until then
+        self._lock = threading.RLock()
+        self._finished = threading.Condition(self._lock)
         self._events: list[Event] = []
         self._completions: dict[int, Completion] = {}
         self._error: Exception | None = None
@@ -70,23 +70,26 @@ class Request:
         return self.results(timeout_s)[0]
 
     def __iter__(self) -> Iterator[Event]:
-        seen = 0
-        while True:
-            with self._changed:
-                while len(self._events) == seen and not self.done:
-                    self._changed.wait()
-            events, done = self.since(seen)
-            yield from events
-            seen += len(events)
-            if done:
-                return self.check()
+        changes: SimpleQueue[None] = SimpleQueue()
+        wake, seen = partial(changes.put, None), 0
+        self.watch(wake)
+        try:
+            while True:
+                changes.get()
+                events, done = self.since(seen)
+                yield from events
+                seen += len(events)
+                if done:
+                    break
+        finally:
+            self.unwatch(wake)
+        self.check()
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         import asyncio  # here: importing the runtime stays light
-        import functools
 
         ready, seen = asyncio.Event(), 0
-        wake = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, ready.set)
+        wake = partial(asyncio.get_running_loop().call_soon_threadsafe, ready.set)
         self.watch(wake)
         try:
             while True:
@@ -113,17 +116,17 @@ class Request:
 
     def since(self, seen: int) -> tuple[list[Event], bool]:
         """Events from the `seen`-th on, and whether there will be no more."""
-        with self._changed:
+        with self._lock:
             return self._events[seen:], self.done
 
     def watch(self, wake: Callable[[], Any]) -> None:
         """Call `wake` now and whenever `since` has more to say, from any thread; until unwatch."""
-        with self._changed:
+        with self._lock:
             self._wakers.append(wake)
             wake()
 
     def unwatch(self, wake: Callable[[], Any]) -> None:
-        with self._changed:
+        with self._lock:
             self._wakers.remove(wake)
 
     def check(self) -> None:
@@ -135,22 +138,23 @@ class Request:
 
     def emit(self, event: Event, completion: Completion | None = None) -> None:
         """Add an event; a sample's last one comes with its completion."""
-        with self._changed:
+        with self._lock:
             self._events.append(event)
             if completion is not None:
                 self._completions[event.sample_index] = completion
             self._wake()
 
     def fail(self, error: Exception) -> None:
-        with self._changed:
+        with self._lock:
             if not self.done:
                 self._error = error
             self._wake()
 
     def _wake(self) -> None:
-        self._changed.notify_all()
         if self.done:
             self._finished.notify_all()
         for wake in self._wakers:
-            with contextlib.suppress(RuntimeError):  # an event loop that was closed meanwhile
+            try:
                 wake()
+            except RuntimeError:  # an event loop that was closed meanwhile
+                pass
