@@ -7,11 +7,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
+from compiler.profile.limits import Limits
+from compiler.profile.shares import Throughput, shares
+from runtime.artifact import Artifact
 from sidebyside import environment
-from sidebyside.pairs import measure
+from sidebyside.pairs import Pairs, measure
 from sidebyside.peers import Peer
 from sidebyside.results import Result
 from sidebyside.worker import Worker
@@ -58,4 +62,22 @@ def compare(
                     octavo=octavo_facts,
                     facts=peer_facts,
                     measured=measured,
+                    shares=_shares(setup.engines[dtype], workload, measured),
                 )
+
+
+def _shares(engine: Path, workload: Workload, measured: Pairs) -> dict[str, float]:
+    """Of the bounds, by the medians of Octavo's times and of the machine's limits."""
+    first_s = median(pair.octavo.first_s for pair in measured.pairs)
+    end_s = median(pair.octavo.end_s for pair in measured.pairs)
+    found = Throughput(
+        workload.num_requests,
+        workload.prompt_tokens,
+        workload.context_tokens,
+        workload.new_tokens,
+        prefill_s=first_s,
+        decode_s=end_s - first_s,
+        decode_tokens=workload.num_requests * (workload.new_tokens - 1),
+    )
+    limits = Limits.median([pair.limits for pair in measured.pairs])
+    return shares(Artifact.open(engine, verify="fast"), found, limits)

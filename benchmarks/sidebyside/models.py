@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -71,7 +72,8 @@ def _write_huggingface(source: Path, path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(path)
-    model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    options = {"gguf_file": source.name, "dtype": torch.float32}
+    model: Any = AutoModelForCausalLM.from_pretrained(source.parent, **options)
     model.hf_quantizer = None  # transformers would refuse to save weights that it dequantised
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

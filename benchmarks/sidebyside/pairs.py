@@ -1,4 +1,4 @@
-"""The alternation: read bandwidth, one engine, the other, and again in the other order."""
+"""The alternation: the machine's limits, one engine, the other, and again in the other order."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from statistics import fmean
 
 import numpy as np
 
+from compiler.profile.limits import Limits
 from sidebyside.worker import Turn, Worker
 from sidebyside.workloads import Times, Workload
 
@@ -16,7 +17,7 @@ from sidebyside.workloads import Times, Workload
 class Pair:
     """Both engines on the same prompts, one right after the other."""
 
-    bandwidth: float  # bytes per second of a plain read, just before
+    limits: Limits  # of the machine, just before
     octavo: Times
     peer: Times
 
@@ -48,9 +49,9 @@ def measure(
     pairs: list[Pair] = []
     agreements: list[float] = []
     for index in range(num_pairs):
-        bandwidth = octavo.call("bandwidth")
+        limits = Limits(**octavo.call("limits"))
         ours, theirs = turns(workload, index % 2 == 0)
-        pairs.append(Pair(bandwidth, ours.times, theirs.times))
+        pairs.append(Pair(limits, ours.times, theirs.times))
         agreements += map(agreement, ours.tokens, theirs.tokens)
     return Pairs(pairs, fmean(agreements))
 

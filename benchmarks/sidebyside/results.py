@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from compiler.profile.limits import Limits
 from sidebyside.pairs import Pair, Pairs
 from sidebyside.workloads import Times
 
@@ -32,6 +33,7 @@ class Result:
     octavo: dict[str, Any]  # facts of either session
     facts: dict[str, Any]
     measured: Pairs
+    shares: dict[str, float]  # of the bounds, Octavo's: bandwidth_share of decode, peak_share of prefill
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -41,7 +43,7 @@ class Result:
     def parse(value: dict[str, Any]) -> Result:
         measured = value["measured"]
         pairs = [
-            Pair(pair["bandwidth"], Times(**pair["octavo"]), Times(**pair["peer"]))
+            Pair(Limits(**pair["limits"]), Times(**pair["octavo"]), Times(**pair["peer"]))
             for pair in measured["pairs"]
         ]
         return Result(**{**value, "measured": Pairs(pairs, measured["agreement"])})

@@ -9,6 +9,9 @@ from statistics import median
 from sidebyside.results import Result
 from sidebyside.workloads import WORKLOADS, Workload
 
+# By figure, what bounds it.
+SHARES = {"decode": "bandwidth_share", "prefill": "peak_share"}
+
 
 @dataclass(frozen=True)
 class Row:
@@ -25,7 +28,7 @@ class Row:
     lowest: float
     highest: float
     bandwidth: float  # bytes per second
-    share: float | None  # Octavo's, of what the bandwidth allows for its bytes; of decode alone
+    share: float | None  # Octavo's, of the bound
     agreement: float
 
 
@@ -40,8 +43,6 @@ def row(result: Result, figure: str) -> Row:
     octavo = [workload.rates(pair.octavo)[figure] for pair in pairs]
     peer = [workload.rates(pair.peer)[figure] for pair in pairs]
     ratios = [ours / theirs for ours, theirs in zip(octavo, peer, strict=True)]
-    bandwidth = median(pair.bandwidth for pair in pairs)
-    step_bytes = workload.decode_bytes(result.octavo["weight_bytes"], result.octavo["kv_bytes_per_token"])
     return Row(
         result.peer,
         result.dtype,
@@ -53,7 +54,7 @@ def row(result: Result, figure: str) -> Row:
         ratio=median(ratios),
         lowest=min(ratios),
         highest=max(ratios),
-        bandwidth=bandwidth,
-        share=median(octavo) * step_bytes / bandwidth if figure == "decode" else None,
+        bandwidth=median(pair.limits.read_bytes_per_s for pair in pairs),
+        share=result.shares[SHARES[figure]] if figure in SHARES else None,
         agreement=result.measured.agreement,
     )

@@ -23,7 +23,7 @@ class Workload:
     num_requests: int
     context_tokens: int  # computed before the clock starts, the same in every turn
     prompt_tokens: int  # per request, new in every turn
-    new_tokens: int  # per request
+    new_tokens: int  # per request, at least 2
     figures: tuple[str, ...]  # those of `rates` that are compared
 
     def rates(self, times: Times) -> dict[str, float]:
@@ -36,7 +36,7 @@ class Workload:
             "prefill": self.num_requests * self.prompt_tokens / times.first_s,
             "output": self.num_requests * self.new_tokens / times.end_s,
         }
-        if self.num_requests == 1 and self.new_tokens > 1:
+        if self.num_requests == 1:
             rates["decode"] = (self.new_tokens - 1) / (times.end_s - times.first_s)
         return rates
 
@@ -45,11 +45,6 @@ class Workload:
 
     def context(self, rng: np.random.Generator, vocab_size: int) -> list[int]:
         return rng.integers(0, vocab_size, self.context_tokens).tolist()
-
-    def decode_bytes(self, weight_bytes: int, kv_bytes_per_token: int) -> float:
-        """Bytes that an average decode step of one request reads: all weights and its keys and values."""
-        cached = self.context_tokens + self.prompt_tokens + self.new_tokens / 2
-        return weight_bytes + cached * kv_bytes_per_token
 
     @property
     def warm_up(self) -> Workload:
@@ -60,7 +55,7 @@ WORKLOADS: Mapping[str, Workload] = {
     workload.name: workload
     for workload in (
         Workload("one", "1 request, 128 in, 128 out", 1, 0, 128, 128, ("decode", "output")),
-        Workload("prefill", "1 request, 512 in", 1, 0, 512, 1, ("prefill",)),
+        Workload("prefill", "1 request, 512 in", 1, 0, 512, 2, ("prefill",)),
         Workload("long", "4,096 of context, the last 512 new", 1, 3584, 512, 64, ("prefill", "decode")),
         Workload("sixteen", "16 requests, 128 in, 128 out", 16, 0, 128, 128, ("output",)),
     )

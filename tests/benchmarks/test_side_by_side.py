@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from compiler.profile.limits import Limits
 from sidebyside import results, summary, table
 from sidebyside.pairs import Pair, Pairs, agreement
 from sidebyside.results import Result
@@ -16,15 +17,16 @@ from sidebyside.workloads import WORKLOADS, Times, Workload
 WORKLOAD = Workload("one", "", 1, 0, 100, 11, ("decode",))
 
 
-def result(pairs: list[Pair], workload: str = "one", peer: str = "llamacpp") -> Result:
-    measured = Pairs(pairs, 1.0)
-    octavo = {"weight_bytes": 10**9, "kv_bytes_per_token": 0}
-    return Result(peer, "f32", "F32", workload, "2026-01-01T00:00Z", 2, octavo, {"version": "1"}, measured)
+def result(pairs: list[Pair], workload: str = "one") -> Result:
+    shares = {"bandwidth_share": 0.9, "peak_share": 0.7}
+    facts = {"version": "1"}
+    taken = "2026-01-01T00:00Z"
+    return Result("llamacpp", "f32", "F32", workload, taken, 2, facts, facts, Pairs(pairs, 1.0), shares)
 
 
 def pair(octavo_s: float, peer_s: float, bandwidth: float = 20e9) -> Pair:
     """Both take half a second to the first token and so many after it."""
-    return Pair(bandwidth, Times(0.5, 0.5 + octavo_s), Times(0.5, 0.5 + peer_s))
+    return Pair(Limits(bandwidth, 1e11, 0), Times(0.5, 0.5 + octavo_s), Times(0.5, 0.5 + peer_s))
 
 
 def test_rates() -> None:
@@ -40,13 +42,11 @@ def test_the_ratio_is_the_median_of_the_pairs_ratios() -> None:
     assert (row.ratio, row.lowest, row.highest) == pytest.approx((0.5, 0.25, 2))
 
 
-def test_the_share_of_the_bound_counts_weights_and_cache() -> None:
-    made = result([pair(12.7, 1, 20e9), pair(12.7, 1, 30e9), pair(12.7, 1, 90e9)])
-    assert summary.row(made, "decode").share == pytest.approx(10 * 1e9 / 30e9)
-    cached = replace(
-        made, octavo={**made.octavo, "kv_bytes_per_token": 10**6}
-    )  # 128 in the prompt, 64 new ones on average
-    assert summary.row(cached, "decode").share == pytest.approx(10 * 1.192e9 / 30e9)
+def test_the_share_is_of_what_bounds_the_figure() -> None:
+    made = result([pair(1, 1, 20e9), pair(1, 1, 30e9), pair(1, 1, 90e9)])
+    assert summary.row(made, "decode").bandwidth == 30e9
+    assert summary.row(made, "decode").share == 0.9
+    assert summary.row(made, "prefill").share == 0.7
     assert summary.row(made, "output").share is None
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import runtime
+from compiler.profile.limits import Limits, Probe
 from runtime.artifact import Artifact
-from sidebyside.reading import Reader
 from sidebyside.worker import Turn, serve
 from sidebyside.workloads import Times
 
@@ -19,21 +20,17 @@ class Session:
         self._engine = runtime.load(model, threads=num_threads, kv_memory="2GiB")
         self._context: list[int] = []
         artifact = Artifact.open(model, verify="fast")
-        manifest = artifact.manifest
-        weight_bytes = manifest.files[artifact.cpu.weights].bytes
-        self._reader = Reader(weight_bytes, num_threads)
+        self._probe = Probe(artifact, num_threads)
         self.facts: dict[str, Any] = {
             "octavo": version("octavo"),
-            "digest": manifest.digest,
+            "digest": artifact.manifest.digest,
             "isa": artifact.kernel().isa,
-            "vocab_size": manifest.model.vocab_size,
-            "weight_bytes": weight_bytes,
-            "kv_bytes_per_token": sum(group.block_bytes // group.block for group in manifest.kv_groups),
+            "vocab_size": artifact.manifest.model.vocab_size,
         }
 
-    def bandwidth(self) -> float:
-        """Bytes per second of a plain read of a buffer of the weights' size."""
-        return self._reader.bandwidth()
+    def limits(self) -> dict[str, float]:
+        """What the machine does at best just now: medians of three."""
+        return asdict(Limits.median([self._probe.measure() for _ in range(3)]))
 
     def run(self, context: list[int], prompts: list[list[int]], new_tokens: int) -> Turn:
         if context and context != self._context:
