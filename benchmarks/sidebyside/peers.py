@@ -47,7 +47,7 @@ PEERS: Mapping[str, Peer] = {
             "openvino",
             "OpenVINO GenAI",
             (("install", "openvino-genai==2026.4.1.0", "numpy"),),
-            {"bf16": _gguf("F16")},  # its GGUF reader refuses F32 and BF16
+            {"bf16": _gguf("F16")},  # its GGUF reader refuses F32
         ),
         Peer(
             "ortgenai",

@@ -56,7 +56,7 @@ WORKLOADS: Mapping[str, Workload] = {
     for workload in (
         Workload("one", "1 request, 128 in, 128 out", 1, 0, 128, 128, ("decode", "output")),
         Workload("prefill", "1 request, 512 in", 1, 0, 512, 2, ("prefill",)),
-        Workload("long", "4,096 of context, the last 512 new", 1, 3584, 512, 64, ("prefill", "decode")),
+        Workload("long", "4,096 of context, the last 512 new", 1, 3584, 512, 32, ("prefill", "decode")),
         Workload("sixteen", "16 requests, 128 in, 128 out", 16, 0, 128, 128, ("output",)),
     )
 }
