@@ -38,6 +38,8 @@ def draw(rows: Sequence[Row], path: Path, title: str) -> None:
 
 def _panel(panel: Any, rows: Sequence[Row], labels: Sequence[str]) -> None:
     """Median ratios with whiskers from the lowest to the highest pair; peers a little apart."""
+    from matplotlib.ticker import LogLocator
+
     names = list(PEERS)
     for name in dict.fromkeys(row.peer for row in rows):
         mine = [row for row in rows if row.peer == name]
@@ -56,6 +58,7 @@ def _panel(panel: Any, rows: Sequence[Row], labels: Sequence[str]) -> None:
         )
     panel.axvline(1, color="black", linewidth=0.8)
     panel.set_xscale("log", base=2)
+    panel.xaxis.set_major_locator(LogLocator(2, (1, 1.5)))
     panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     panel.set_yticks(range(len(labels)), labels)
     panel.set_ylim(len(labels) - 0.5, -0.5)

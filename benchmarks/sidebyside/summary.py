@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from statistics import median
 
+from sidebyside.peers import PEERS
 from sidebyside.results import Result
 from sidebyside.workloads import WORKLOADS, Workload
 
@@ -33,7 +34,8 @@ class Row:
 
 
 def rows(results: Iterable[Result]) -> Iterator[Row]:
-    for result in results:
+    """By peer, element type and workload."""
+    for result in sorted(results, key=_place):
         for figure in WORKLOADS[result.workload].figures:
             yield row(result, figure)
 
@@ -58,3 +60,7 @@ def row(result: Result, figure: str) -> Row:
         share=result.shares[SHARES[figure]] if figure in SHARES else None,
         agreement=result.measured.agreement,
     )
+
+
+def _place(result: Result) -> tuple[int, str, int]:
+    return list(PEERS).index(result.peer), result.dtype, list(WORKLOADS).index(result.workload)
