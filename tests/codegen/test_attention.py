@@ -60,6 +60,7 @@ CASES = {
     "odd": Case(3, 1, 5, 20),
     "bf16": Case(4, 2, 24, dtype=DType.BF16),
     "window": Case(4, 2, 16, mask="(k <= q) & (q - k < 24)"),
+    "wide_window": Case(4, 2, 16, mask="(k <= q) & (q - k < 200)"),
     "chunks": Case(2, 1, 16, mask="(k <= q) & ((k // 24) == (q // 24))"),
     "general": Case(2, 1, 16, mask="(k <= q) & ((mod(q + 3*k, 5) < 2) | (k < 3))"),
     "table": Case(2, 2, 16, mask="(k <= q) & Table(0, mod(q, 7), mod(k, 5))", table=True),
@@ -206,6 +207,36 @@ def test_partitions_computed_apart_have_the_bits_of_partitions_in_a_row(model: M
         ]
         model.library.octavo_close(engine)
         assert np.array_equal(np.concatenate(got), want[690:])
+
+
+@pytest.mark.parametrize("length", [255, 256, 257, 600])
+def test_close_to_float64_over_partitions(model: Model, length: int) -> None:
+    chunk = Request(tokens(length, length), blocks(-(-length // 16), 0)).chunk(0, length)
+    engine = model.open(2)
+    got = model.step(engine, model.cache(BLOCKS), [chunk])[-40:]
+    model.library.octavo_close(engine)
+    with np.errstate(invalid="ignore"):
+        want = reference_step(model.graph, model.weights, empty_states(model.graph, BLOCKS), [chunk])[0][-40:]
+    for name, case in CASES.items():
+        seen = ~np.isnan(want[:, columns()[name]]).any(1)
+        assert seen.mean() > 0.8
+        a, b = got[seen, columns()[name]], want[seen, columns()[name]]
+        bound = 2e-5 if case.dtype is DType.F32 else 2e-2
+        assert np.abs(a - b).max() < bound * b.std(), name
+
+
+def test_requests_of_unequal_lengths_decode_as_alone(model: Model) -> None:
+    batch = [
+        Request(tokens(n, n), blocks(-(-n // 16), f)) for n, f in ((3, 0), (690, 1), (257, 45), (40, 63))
+    ]
+    last = [r.chunk(len(r.ids) - 1, len(r.ids)) for r in batch]
+    got = []
+    for threads, steps in ((1, [[c] for c in last]), (2, [last]), (3, [last])):
+        engine, cache = model.open(threads), model.cache(BLOCKS)
+        model.step(engine, cache, [r.chunk(0, len(r.ids) - 1) for r in batch])
+        got.append(np.concatenate([model.step(engine, cache, chunks) for chunks in steps]))
+        model.library.octavo_close(engine)
+    assert np.array_equal(got[0], got[1]) and np.array_equal(got[0], got[2])
 
 
 def test_keys_after_a_query_change_nothing(model: Model) -> None:

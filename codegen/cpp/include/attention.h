@@ -182,10 +182,10 @@ class Attention {
     return {start + token, t.g * group_ + (t.first + j) % group_, a_.lens[t.request] - num_tokens(t.request) + token};
   }
 
-  // The last tiles of a request see the most keys: they come first.
+  // A head's tiles follow each other, as they share its keys; the last ones see the most and come first.
   Tile tile(const Plan& plan, int64_t r, int64_t i) const {
-    int64_t first = (num_tiles(plan, r) - 1 - i / a_.kv_heads) * plan.tile_rows, rows = num_rows(r) - first;
-    return {r, first, int(rows < plan.tile_rows ? rows : plan.tile_rows), int(i % a_.kv_heads)};
+    int64_t tiles = num_tiles(plan, r), first = (tiles - 1 - i % tiles) * plan.tile_rows, rows = num_rows(r) - first;
+    return {r, first, int(rows < plan.tile_rows ? rows : plan.tile_rows), int(i / tiles)};
   }
 
   void compute(const Plan& plan, const Walk& at, int64_t i) const {
@@ -365,13 +365,14 @@ class Attention {
   }
 
   // s = 2^(s - m) for the keys that the row sees, m the largest of them, l the sum of the powers; 0 for other keys of
-  // their blocks.
+  // the blocks b0..b1-1, which hold all of them.
   void weigh(const Row& at, int64_t key, const Keys& seen, float* s, float& m, float& l) const {
+    if (!seen.any()) return;
     F minus = splat(-__builtin_inff()), top = minus, sum = splat(0.0f);
     bool plain = a_.softcap == 0 && !a_.slopes;
-    for (int b = 0; b < PARTITION / BLOCK; b++) {
+    int b0 = seen.next(0) / BLOCK, b1 = (seen.end() + BLOCK - 1) / BLOCK;
+    for (int b = b0; b < b1; b++) {
       uint32_t bits = seen.block(b);
-      if (!bits) continue;
       F x = load(s + b * W);
       if (!plain) x = bend(at, key + b * BLOCK, x);
       if (bits != 0xffff) x = select_bits(bits, x, minus);
@@ -379,9 +380,9 @@ class Attention {
       top = larger(x, top);
     }
     m = reduce_max(top);
-    for (int b = 0; b < PARTITION / BLOCK; b++) {
-      if (!seen.block(b)) continue;
-      F x = exp2(load(s + b * W) - splat(m));
+    F largest = splat(m);
+    for (int b = b0; b < b1; b++) {
+      F x = exp2(load(s + b * W) - largest);
       store(s + b * W, x);
       sum = sum + x;
     }
