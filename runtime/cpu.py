@@ -22,7 +22,7 @@ from runtime.scheduler import Limits
 from runtime.step import Step
 from runtime.weights import Weights
 
-ABI = 2
+ABI = 3
 
 
 class CKVGroup(c.Structure):

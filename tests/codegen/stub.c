@@ -39,7 +39,7 @@ static uint64_t mix(uint64_t h, uint64_t word) {
 #define START 0x9E3779B97F4A7C15u
 #endif
 
-int32_t octavo_abi(void) { return 2; }
+int32_t octavo_abi(void) { return 3; }
 
 void* octavo_open(const void* const* weights, int32_t num_weights, int32_t num_threads) {
   if (num_weights != 2 || num_threads == 77) return NULL;

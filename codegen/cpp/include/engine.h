@@ -35,7 +35,7 @@ constexpr int NUM_GROUPS = sizeof BLOCK_BYTES / sizeof BLOCK_BYTES[0];
 
 extern "C" {
 
-int32_t octavo_abi(void) { return 2; }
+int32_t octavo_abi(void) { return 3; }
 
 void* octavo_open(const void* const* weights, int32_t num_weights, int32_t num_threads) {
   if (num_weights != octavo::NUM_WEIGHTS) return nullptr;
