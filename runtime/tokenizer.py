@@ -41,7 +41,7 @@ class Tokenizer:
         added = self._library.get_added_tokens_decoder()
         self._special = frozenset(i for i, token in added.items() if token.special)
         self._alone: dict[int, str] = {}  # texts of tokens that were decoded by themselves
-        self._byte_tokens = _byte_tokens(self._library, tokenizer_json)
+        self._byte_tokens = _byte_tokens(self._library)
         source = template if template is not None else _template(config.get("chat_template"))
         self._chat = None if source is None else ChatTemplate(source, _special_tokens(config))
 
@@ -114,9 +114,9 @@ def _config(text: str) -> dict[str, Any] | None:
     return config if isinstance(config, dict) else None
 
 
-def _byte_tokens(library: Any, tokenizer_json: str) -> frozenset[int]:
+def _byte_tokens(library: Any) -> frozenset[int]:
     """Ids of the tokens <0x00> to <0xFF>, where the decoder joins them to characters."""
-    if "ByteFallback" not in json.dumps(json.loads(tokenizer_json).get("decoder")):
+    if "ByteFallback" not in repr(library.decoder):
         return frozenset()
     ids = (library.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
     return frozenset(i for i in ids if i is not None)

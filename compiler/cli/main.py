@@ -5,40 +5,44 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 import typer
 
-from compiler.cli import bench, compile, generate, inspect, opt, profile
 from compiler.cli.errors import report
 
-app = typer.Typer(
-    name="octavo",
-    help="Compile a language model's checkpoint into an engine artifact and run it.\n\n"
-    "octavo compile CHECKPOINT -o model.octavo\n\n"
-    'octavo generate model.octavo "The capital of France is"',
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("compile")(compile.command)
-app.command("generate")(generate.command)
-app.command("inspect")(inspect.command)
-app.command("opt")(opt.command)
-app.command("bench")(bench.command)
-app.command("profile")(profile.command)
+COMMANDS = ("compile", "generate", "inspect", "opt", "bench", "profile")  # modules of compiler.cli
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 our fault, 2 a fault in what was asked, 130 interrupted."""
     _open_missing_streams()
+    given = sys.argv[1:] if args is None else list(args)
     try:
-        app(args=None if args is None else list(args), prog_name="octavo")
+        _app(given[:1])(args=given, prog_name="octavo")
     except Exception as error:
         sys.exit(report(error))
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _app(named: Sequence[str]) -> typer.Typer:
+    """The commands, or of them the named one alone: what the others import takes time."""
+    app = typer.Typer(
+        name="octavo",
+        help="Compile a language model's checkpoint into an engine artifact and run it.\n\n"
+        "octavo compile CHECKPOINT -o model.octavo\n\n"
+        'octavo generate model.octavo "The capital of France is"',
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="markdown",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(lambda: None)  # a group, even around one command
+    for name in [c for c in COMMANDS if c in named] or COMMANDS:
+        app.command(name)(import_module(f"compiler.cli.{name}").command)
+    return app
 
 
 def _open_missing_streams() -> None:
