@@ -17,11 +17,13 @@ from passes.cse import Cse
 from passes.dce import Dce
 from passes.fold_constants import FoldConstants
 from passes.fuse_attention import FuseAttention
+from passes.fuse_casts import FuseCasts
 from passes.fuse_epilogue import FuseEpilogue
 from passes.fuse_norm import FuseNorm
 from passes.fuse_rope import FuseRope
 from passes.group_pointwise import GroupPointwise
 from passes.merge_linears import MergeLinears
+from passes.narrow_activations import NarrowActivations
 from passes.page_kv import PageKv
 from passes.plan_memory import PlanMemory
 from passes.select_rows import SelectRows
@@ -32,7 +34,7 @@ Reader = Callable[[str], Any]
 def pipeline(dtype: str = "f32", block: int = 16, read: Reader | None = None) -> tuple[Pass, ...]:
     """The passes in order.
 
-    dtype: element type of linear weights and of the KV cache. block: tokens in a KV block.
+    dtype: element type of linears' factors and of the KV cache. block: tokens in a KV block.
     read: finds a weight's array by name, where a proof needs to see it (mask tables).
     """
     return (
@@ -51,9 +53,11 @@ def pipeline(dtype: str = "f32", block: int = 16, read: Reader | None = None) ->
         SelectRows(),
         Canonicalize(),
         ConvertWeights(dtype=dtype),
+        NarrowActivations(dtype=dtype),
         FuseEpilogue(),
         FoldConstants(),
         Cse(),
+        FuseCasts(),
         Dce(),
         GroupPointwise(),
         PlanMemory(),

@@ -24,6 +24,12 @@ ACTIVATIONS = {
     "sigmoid": "Sigmoid", "tanh": "Tanh",
 }  # fmt: skip
 
+FACTORS = (
+    (DType.F32, DType.F32),
+    (DType.F32, DType.F16),
+    (DType.BF16, DType.BF16),
+)  # of linears; f16 is widened
+
 
 def _flat_rows(ctx: Context, op: Op, arg: Value) -> tuple[str, str]:
     """(rows, row stride) of an operand whose last axis is a row."""
@@ -37,8 +43,9 @@ def _flat_rows(ctx: Context, op: Op, arg: Value) -> tuple[str, str]:
 
 def linear(ctx: Context, op: Op) -> list[str]:
     x, w = cast(Value, op.args[0]), cast(Any, op.args[1])
-    if not ctx.is_constant(w) or dtype_of(x) is not DType.F32 or not dtype_of(w).is_float:
-        raise refuse(op, "the weight must be a constant and the input f32")
+    if not ctx.is_constant(w) or (dtype_of(x), dtype_of(w)) not in FACTORS:
+        pairs = " or ".join(f"{a} by {b}" for a, b in FACTORS)
+        raise refuse(op, f"{dtype_of(x)} by {dtype_of(w)}; there is {pairs}, where the weight is a constant")
     rows, ld = _flat_rows(ctx, op, x)
     k, n, gated = shape_of(x)[-1], shape_of(op.out)[-1], attribute(op, "gated")
     packed = ctx.weight(w, "paired" if gated else "panels")

@@ -6,6 +6,7 @@ The file's pages belong to the page cache; the process itself holds one chunk of
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -103,18 +104,16 @@ def _pack_plain(weight: PackedWeight, evaluator: Evaluator, out: Array, step: in
 
 
 def _pack_panels(weight: PackedWeight, evaluator: Evaluator, out: Array, rows: range, step: int) -> None:
-    """A range of a matrix's rows as panels; the lanes that fill up the last panel are zero."""
+    """A range of a matrix's rows as panels; what fills up the last panel and the last pair of K is zero."""
     step = max(PANEL, step // PANEL * PANEL)
     for lo in rows[::step]:
         hi = min(lo + step, rows.stop)
         part = evaluator.rows(weight.source, lo, hi).astype(weight.dtype.numpy, copy=False)
-        whole, rest = divmod(hi - lo, PANEL)
         panel = (lo - rows.start) // PANEL
-        full = part[: whole * PANEL].reshape(whole, PANEL, part.shape[1])
-        out[panel : panel + whole] = full.transpose(0, 2, 1)
-        if rest:
-            out[panel + whole] = 0
-            out[panel + whole, :, :rest] = part[whole * PANEL :].T
+        target = out[panel : panel + -(-(hi - lo) // PANEL)]
+        missing = (len(target) * PANEL - len(part), math.prod(target.shape[1:]) // PANEL - part.shape[1])
+        filled = np.pad(part, [(0, n) for n in missing]) if any(missing) else part
+        target[...] = filled.reshape(len(target), PANEL, -1, *target.shape[3:]).swapaxes(1, 2)
 
 
 def _chunk_rows(weight: PackedWeight, chunk_bytes: int) -> int:

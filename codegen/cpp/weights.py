@@ -10,16 +10,17 @@ from codegen.cpp.spelling import key
 from ir.graph import Value, Weight, tensor_of
 from ir.types import DType
 
-PANEL = 16  # outputs side by side in a panel: the lanes of a vector, W in isa.h
+PANEL = 16  # outputs side by side in a panel: the lanes of a vector, W in vec.h
+PAIR = 2  # elements of K side by side in a panel of bf16
 
 
 @dataclass(frozen=True)
 class PackedWeight:
     """One array of the packed file.
 
-    layout: "panels" ([N/16][K][16], the last one filled up), "paired" (panels of the two halves, alternating:
-    gate, up), "table" (rows to look up) or "plain". source: the weight, or the value computed from weights.
-    dtype: as packed. shape: before packing.
+    layout: "panels" ([N/16][K][16], or in pairs along K for bf16, [N/16][K/2][16][2]; filled up with zeros),
+    "paired" (panels of the two halves, alternating: gate, up), "table" (rows to look up) or "plain".
+    source: the weight, or the value computed from weights. dtype: as packed. shape: before packing.
     """
 
     name: str
@@ -34,7 +35,8 @@ class PackedWeight:
             return self.shape
         halves = 2 if self.layout == "paired" else 1
         rows, k = self.shape
-        return (-(-(rows // halves) // PANEL) * halves, k, PANEL)
+        panels = -(-(rows // halves) // PANEL) * halves
+        return (panels, -(-k // PAIR), PANEL, PAIR) if self.dtype is DType.BF16 else (panels, k, PANEL)
 
     @property
     def bytes(self) -> int:

@@ -27,7 +27,7 @@ def command(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The artifact to write, NAME.octavo.")],
     target: Annotated[str, typer.Option(help="What it will run on.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="Element type of the weights: f32 or bf16.")] = "f32",
+    dtype: Annotated[str, typer.Option(help="What linears multiply, and the KV cache: f32 or bf16.")] = "f32",
     max_context: Annotated[
         int | None, typer.Option(help="Longest sequence; default the model's own.")
     ] = None,

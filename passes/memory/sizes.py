@@ -26,8 +26,9 @@ def scratch_name(op: Op) -> str:
 
 def scratch_bytes(op: Op) -> Dim:
     """Bytes of scratch space that an op's kernel needs."""
-    if op.kind == "linear":
-        return normalize(sympy.Integer(4) * product(tensor_of(op.args[0]).shape))
+    if op.kind == "linear":  # rows of floats, of an even number of them
+        *rows, width = tensor_of(op.args[0]).shape
+        return normalize(sympy.Integer(4) * product(tuple(rows)) * (-(-int(cast(Any, width)) // 2) * 2))
     if op.kind == "paged_attention":
         heads, size = tensor_of(op.out).shape[1:]
         return 4 * PARTIALS * int(heads) * (-(-int(size) // 16) * 16 + 2)

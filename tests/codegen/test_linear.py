@@ -29,6 +29,9 @@ CASES = {
     "gated_odd": (29, 2 * 23, DType.F32, True, True, "gelu_tanh", True),
     "bf16": (48, 65, DType.BF16, True, False, "tanh", False),
     "bf16_gated": (19, 2 * 40, DType.BF16, False, False, "sigmoid", True),
+    "bf16_odd": (37, 41, DType.BF16, True, True, "none", False),
+    "bf16_one": (1, 16, DType.BF16, False, False, "none", False),
+    "bf16_wide": (515, 130, DType.BF16, False, True, "silu", False),
 }
 
 
@@ -38,10 +41,12 @@ def graph() -> Graph:
     for name, (k, n, dtype, bias, residual, activation, gated) in CASES.items():
         out = n // 2 if gated else n
         x = b.op("embed", arg(b, "ids"), weight(f"{name}.x", VOCAB, k))
+        x = b.op("cast", x, dtype="bf16") if dtype is DType.BF16 else x
         r = b.op("embed", arg(b, "ids"), weight(f"{name}.r", VOCAB, out)) if residual else None
         bias_arg = weight(f"{name}.b", n) if bias else None
         w = weight(f"{name}.w", n, k, dtype=dtype)
-        results.append(b.op("linear", x, w, bias_arg, r, activation=activation, gated=gated, loc=name))
+        options = {"activation": activation, "gated": gated, "dtype": "f32"}
+        results.append(b.op("linear", x, w, bias_arg, r, loc=name, **options))
     return b.graph([b.op("concat", *results, axis=1)])
 
 
@@ -97,3 +102,12 @@ def test_panels_hold_the_weight_padded_with_zeros(model: Model) -> None:
     raw = np.array(model.packed["odd.w.panels"]).view(np.float32).reshape(packed.packed_shape)
     rows = raw.transpose(0, 2, 1).reshape(-1, 37)
     assert np.array_equal(rows[:41], model.weights["odd.w"]) and not rows[41:].any()
+
+
+def test_panels_of_bf16_hold_pairs_along_k(model: Model) -> None:
+    packed = {w.name: w for w in model.generated.weights}["bf16_odd.w.panels"]
+    assert packed.packed_shape == (3, 19, 16, 2)
+    raw = np.array(model.packed[packed.name]).view(DType.BF16.numpy).reshape(packed.packed_shape)
+    rows = raw.transpose(0, 2, 1, 3).reshape(-1, 38)
+    assert np.array_equal(rows[:41, :37], model.weights["bf16_odd.w"])
+    assert not rows[41:].any() and not rows[:, 37:].any()

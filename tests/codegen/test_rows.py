@@ -167,6 +167,14 @@ def products(b: GraphBuilder) -> Value:
     return b.op("matmul", source(b, "mm.x", 2, 3, 7), source(b, "mm.y", 2, 7, 5))
 
 
+def looked_up_bf16(b: GraphBuilder) -> Value:
+    """The same in bf16, of odd width: the table lies in pairs."""
+    table = weight("tied16", VOCAB, 19, dtype=DType.BF16)
+    x = b.op("embed", arg(b, "ids"), table, dtype="f32")
+    y = b.op("linear", b.op("cast", x, dtype="bf16"), table, dtype="f32")
+    return b.op("concat", x, y, axis=1)
+
+
 def looked_up(b: GraphBuilder) -> Value:
     """An embedding table that a linear reads too, and rows taken from a constant."""
     x = b.op("embed", arg(b, "ids"), weight("tied", VOCAB, 19))
@@ -186,7 +194,7 @@ def folded(b: GraphBuilder) -> Value:
 CASES: tuple[Case, ...] = (
     rms, rms_heads, rms_per_head, rms_two_axes, rms_plain, layer, layer_plain, rope_half, rope_part,
     rope_interleaved, rope_per_head, rope_of_a_view, positions, chain, broadcasts, choices, integers, rounded,
-    functions, reductions, softmax, cumsum, moves, inner_split, products, looked_up, folded,
+    functions, reductions, softmax, cumsum, moves, inner_split, products, looked_up, looked_up_bf16, folded,
 )  # fmt: skip
 
 

@@ -30,6 +30,8 @@ typedef uint32_t nu __attribute__((vector_size(4 * LANES)));
 #define INLINE inline __attribute__((always_inline))
 #define KERNEL inline __attribute__((noinline))  // forward() calls hundreds: inlined, they take minutes to compile
 
+INLINE nf native_splat(float x) { return x - nf{}; }
+
 // Fused where the level has it; a product and a sum, each rounded, where it has not (x86-64 baseline).
 INLINE nf native_fma(nf a, nf b, nf c) {
 #if defined(__AVX512F__)

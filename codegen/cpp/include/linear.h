@@ -1,70 +1,67 @@
-// y[t, n] = sum over k of x[t, k] w[n, k]. Weights lie in panels of 16 outputs, [N/16][K][16], N padded with zeros.
-// Every output is one chain of fused multiply-adds over k = 0, 1, ..., whatever the number of rows, the tile it falls
-// in or the thread that computes it; rows, panels and threads only decide what shares a weight load.
+// y[t, n] = sum over k of x[t, k] w[n, k], x and w both f32 or both bf16, the sum f32.
+//
+// Weights lie in panels of 16 outputs, N padded with zeros: f32 as [N/16][K][16], bf16 as [N/16][K/2][16][2], K padded to
+// even. Every output is one chain over k = 0, 1, ..., whatever the number of rows, the tile it falls in or the thread that
+// computes it.
+//
+// A panel meets all rows while it is in cache. One tile of rows streams it past once. Several work on a chunk of it in
+// turn and keep their sums in memory between chunks: the chunk stays in the first cache, and the next one is fetched behind
+// all of them, so that memory and arithmetic overlap.
 #pragma once
+#include <type_traits>
+
+#include "dot.h"
 #include "pool.h"
-#include "vec.h"
 
 namespace octavo {
 
-#if defined(__AVX512F__)
-constexpr int MAX_ROWS = 14, ACCUMULATORS = 28;
-#elif defined(__aarch64__)
-constexpr int MAX_ROWS = 6, ACCUMULATORS = 6;
-#else
-constexpr int MAX_ROWS = LANES == 8 ? 6 : 3, ACCUMULATORS = LANES == 8 ? 6 : 3;
-#endif
+constexpr int MAX_ROWS = LANES == 16 ? 16 : LANES == 8 ? 6 : 3;  // rows whose sums fill the registers
+// Bytes between a weight's fetch and its use by one tile: the more, the less of the stream the CPU sees ahead by itself.
+template <class X>
+constexpr int64_t STREAM_AHEAD = DOTS<X> ? 256 : 1024;
+constexpr int64_t CHUNK = 128, LONG_CHUNK = 256;                 // of K: what stays in the first cache beside few tiles, many
+constexpr int64_t MANY_TILES = 8;
+constexpr int64_t MOST_TILES = 256 / MAX_ROWS;                   // whose sums are kept at once
 
-constexpr int PREFETCH_BYTES = 1024;  // how far ahead of its use a weight is fetched
+// What to fetch while a tile runs: `step` bytes further for each step along K.
+struct Ahead {
+  const char* at;
+  int64_t step;
+};
 
-// Panels that a tile of R rows works on together.
-constexpr int panels_for(int rows) { return rows * 4 <= ACCUMULATORS ? 4 : rows * 2 <= ACCUMULATORS ? 2 : 1; }
-
-// out[r][p * 16 + lane] for R rows (x packed as [K][R]) and P panels that follow each other in memory.
-template <class T, int R, int P>
-__attribute__((noinline)) void linear_tile(const float* x, const T* w, int64_t K, float* out) {
-  F acc[R][P];
-  for (int r = 0; r < R; r++)
-    for (int p = 0; p < P; p++) acc[r][p] = splat(0.0f);
-  for (int64_t k = 0; k < K; k++) {
-    F wv[P];
-    _Pragma("GCC unroll 4") for (int p = 0; p < P; p++) {
-      wv[p] = load(w + (p * K + k) * W);
-      __builtin_prefetch(w + (p * K + k) * W + PREFETCH_BYTES / sizeof(T));
-    }
-    _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) {
-      F xv = splat(x[k * R + r]);
-      _Pragma("GCC unroll 4") for (int p = 0; p < P; p++) acc[r][p] = fma(wv[p], xv, acc[r][p]);
-    }
+// sums[r][lane] (+)= over `steps` steps of one panel, for R rows, x packed as [steps][R][STEP].
+template <class X, int R>
+__attribute__((noinline)) void linear_tile(const X* x, const X* w, int64_t steps, float* sums, bool resume, Ahead ahead) {
+  nf acc[R][NV];
+  if (resume) {
+    _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) EACH(NV) memcpy(&acc[r][i], sums + r * W + i * LANES, sizeof(nf));
+  } else {
+    _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) EACH(NV) acc[r][i] = nf{};
   }
-  _Pragma("GCC unroll 16") for (int r = 0; r < R; r++)
-    _Pragma("GCC unroll 4") for (int p = 0; p < P; p++) store(out + (r * P + p) * W, acc[r][p]);
+  _Pragma("GCC unroll 4") for (int64_t s = 0; s < steps; s++) {
+    dot_step<R>(x + s * R * STEP<X>, w + s * STEP<X> * W, acc);
+    __builtin_prefetch(ahead.at + s * ahead.step);
+  }
+  _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) EACH(NV) memcpy(sums + r * W + i * LANES, &acc[r][i], sizeof(nf));
 }
 
-template <class T>
-using LinearTile = void (*)(const float*, const T*, int64_t, float*);
+template <class X>
+using LinearTile = void (*)(const X*, const X*, int64_t, float*, bool, Ahead);
 
-template <class T, int P, int R>
-constexpr LinearTile<T> tile_entry() {
-  if constexpr (R <= MAX_ROWS && (P == 1 || R * P <= ACCUMULATORS)) return linear_tile<T, R, P>;
+template <class X, int R>
+constexpr LinearTile<X> tile_entry() {
+  if constexpr (R <= (DOTS<X> ? MAX_ROWS : 1)) return linear_tile<X, R>;
   else return nullptr;
 }
 
-// The kernel for `rows` rows and P panels; null where the registers do not hold it.
-template <class T, int P>
-inline LinearTile<T> tile_for(int rows) {
-  static constexpr LinearTile<T> TABLE[] = {
-      nullptr,                tile_entry<T, P, 1>(),  tile_entry<T, P, 2>(),  tile_entry<T, P, 3>(),
-      tile_entry<T, P, 4>(),  tile_entry<T, P, 5>(),  tile_entry<T, P, 6>(),  tile_entry<T, P, 7>(),
-      tile_entry<T, P, 8>(),  tile_entry<T, P, 9>(),  tile_entry<T, P, 10>(), tile_entry<T, P, 11>(),
-      tile_entry<T, P, 12>(), tile_entry<T, P, 13>(), tile_entry<T, P, 14>()};
+template <class X>
+inline LinearTile<X> tile_for(int64_t rows) {
+  static constexpr LinearTile<X> TABLE[] = {
+      nullptr,             tile_entry<X, 1>(),  tile_entry<X, 2>(),  tile_entry<X, 3>(),  tile_entry<X, 4>(),
+      tile_entry<X, 5>(),  tile_entry<X, 6>(),  tile_entry<X, 7>(),  tile_entry<X, 8>(),  tile_entry<X, 9>(),
+      tile_entry<X, 10>(), tile_entry<X, 11>(), tile_entry<X, 12>(), tile_entry<X, 13>(), tile_entry<X, 14>(),
+      tile_entry<X, 15>(), tile_entry<X, 16>()};
   return TABLE[rows];
-}
-
-template <class T>
-inline void run_tile(int panels, int rows, const float* x, const T* w, int64_t K, float* out) {
-  LinearTile<T> f = panels == 4 ? tile_for<T, 4>(rows) : panels == 2 ? tile_for<T, 2>(rows) : tile_for<T, 1>(rows);
-  f(x, w, K, out);
 }
 
 // Rows split into tiles of nearly equal height.
@@ -74,78 +71,98 @@ struct RowTiles {
   int64_t first(int64_t i) const { return rows * i / count; }
 };
 
-// x[T, K] with row stride ld as tiles of [K][rows of the tile], one after the other.
-KERNEL void pack_rows(Thread& th, const float* x, int64_t ld, int64_t K, RowTiles tiles, float* packed) {
-  constexpr int64_t CHUNK = 256;
-  int64_t chunks = (K + CHUNK - 1) / CHUNK, n = tiles.count * chunks;
+// x[T, K], rows ld apart, as tiles of [depth/STEP][rows of the tile][STEP], one after the other, zero past K.
+template <class T, class X>
+KERNEL void pack_rows(Thread& th, const T* x, int64_t ld, int64_t K, int64_t depth, RowTiles tiles, X* packed) {
+  constexpr int64_t SPAN = 256, S = STEP<X>;
+  int64_t spans = (K + SPAN - 1) / SPAN, n = tiles.count * spans;
   for (int64_t i = th.first(n); i < th.last(n); i++) {
-    int64_t tile = i / chunks, k0 = i % chunks * CHUNK, k1 = k0 + CHUNK < K ? k0 + CHUNK : K;
+    int64_t tile = i / spans, k0 = i % spans * SPAN, k1 = k0 + SPAN < K ? k0 + SPAN : K;
     int64_t t0 = tiles.first(tile), rows = tiles.first(tile + 1) - t0;
-    float* out = packed + t0 * K;
     for (int64_t r = 0; r < rows; r++) {
-      const float* row = x + (t0 + r) * ld;
-      for (int64_t k = k0; k < k1; k++) out[k * rows + r] = row[k];
+      const T* row = x + (t0 + r) * ld;
+      X* out = packed + t0 * depth + r * S;
+      auto at = [&](int64_t k) -> X& { return out[k / S * S * rows + k % S]; };
+      for (int64_t k = k0; k < k1; k++) convert(row[k], &at(k));
+      if (k1 == K)
+        for (int64_t k = K; k < depth; k++) at(k) = {};
     }
   }
 }
 
-// Calls epilogue(row, first output, accumulators, how many of the 16 outputs exist) for every panel; with PAIRED, panels
-// alternate gate and up, and epilogue(row, first output, gate, up, how many) is called for every pair.
-// N: outputs as the epilogue counts them. scratch: T * K floats, unused for one row.
-template <bool PAIRED, class T, class Epilogue>
-KERNEL void linear(Thread& th, const float* x, int64_t ld, int64_t rows, int64_t K, int64_t N, const T* w,
-                   float* scratch, Epilogue epilogue) {
-  constexpr int LEAST = PAIRED ? 2 : 1;
-  constexpr int MOST_ROWS = PAIRED && ACCUMULATORS / 2 < MAX_ROWS ? ACCUMULATORS / 2 : MAX_ROWS;
-  if (rows == 0) return;
-  RowTiles tiles(rows, MOST_ROWS);
-  const float* packed = x;
-  if (rows > 1) {
-    pack_rows(th, x, ld, K, tiles, scratch);
-    th.sync();
-    packed = scratch;
+// Weights as the rows that meet them: themselves, or widened into `room`.
+template <class T>
+INLINE const T* weights_for(const T*, const T* w, int64_t, float*) { return w; }
+INLINE const float* weights_for(const float*, const bf16* w, int64_t K, float* room) {
+  widen_pairs(w, K, room);
+  return room;
+}
+
+// sums[row - first row][16] of the rows of tiles first..last-1 with one panel.
+template <class T, class X>
+inline void panel_sums(const X* packed, RowTiles tiles, int64_t first, int64_t last, const T* w, int64_t depth, float* sums) {
+  constexpr bool WIDENED = sizeof(X) != sizeof(T);
+  int64_t count = last - first;
+  bool streams = count == 1 && !WIDENED;
+  int64_t chunk = streams ? depth : count < MANY_TILES ? CHUNK : LONG_CHUNK;
+  alignas(64) float room[WIDENED ? LONG_CHUNK * W : 1];
+  for (int64_t k = 0; k < depth; k += chunk) {
+    int64_t length = k + chunk < depth ? chunk : depth - k, steps = length / STEP<X>;
+    int64_t share = length * W * int64_t(sizeof(T)) / count;  // bytes that a tile fetches
+    const char* next = (const char*)(w + k * W) + (streams ? STREAM_AHEAD<X> : chunk * W * int64_t(sizeof(T)));
+    const X* weights = weights_for(packed, w + k * W, length, room);
+    for (int64_t tile = first; tile < last; tile++) {
+      int64_t t0 = tiles.first(tile), rows = tiles.first(tile + 1) - t0;
+      Ahead ahead{next + (tile - first) * share, share / steps};
+      float* out = sums + (t0 - tiles.first(first)) * W;
+      tile_for<X>(rows)(packed + t0 * depth + k * rows, weights, steps, out, k > 0, ahead);
+    }
   }
-  int64_t panels = (N + W - 1) / W * LEAST;
-  int tallest = int((rows + tiles.count - 1) / tiles.count);
-  int step = panels_for(tallest) < LEAST ? LEAST : panels_for(tallest);
-  int64_t units = (panels + step - 1) / step;
-  // A unit's panels meet all row tiles while they are in cache; few units are split by rows, so that all threads work.
-  int64_t spans = units >= 4 * th.count ? 1 : tiles.count < th.count * 4 ? tiles.count : th.count * 4;
+}
+
+// The panels with packed rows; threads draw a panel, or a pair, and a span of the rows.
+template <bool PAIRED, class T, class X, class Epilogue>
+inline void linear_panels(Thread& th, const X* packed, RowTiles tiles, int64_t depth, int64_t N, const T* w, Epilogue epilogue) {
+  constexpr int64_t PANELS = PAIRED ? 2 : 1, MOST_SUMS = MOST_TILES * MAX_ROWS * W;
+  int64_t units = (N + W - 1) / W, least = (tiles.count + MOST_TILES - 1) / MOST_TILES;
+  int64_t wanted = (4 * th.count + units - 1) / units;  // few panels are split by rows, so that all threads work
+  int64_t spans = wanted <= least ? least : wanted < tiles.count ? wanted : tiles.count;
   th.share(units * spans, [&](int64_t item) {
-    int64_t p0 = item / spans * step, span = item % spans;
-    for (int64_t tile = tiles.count * span / spans; tile < tiles.count * (span + 1) / spans; tile++) {
-      int64_t t0 = tiles.first(tile);
-      int height = int(tiles.first(tile + 1) - t0);
-      alignas(64) float out[(ACCUMULATORS > MAX_ROWS ? ACCUMULATORS : MAX_ROWS) * W];
-      for (int64_t p = p0; p < p0 + step && p < panels;) {
-        int64_t left = (p0 + step < panels ? p0 + step : panels) - p;
-        int n = left >= 4 ? 4 : left >= 2 ? 2 : 1;
-        run_tile(n, height, packed + t0 * K, w + p * K * W, K, out);
-        for (int r = 0; r < height; r++)
-          for (int j = 0; j < n; j += LEAST) {
-            int64_t first = (p + j) / LEAST * W, lanes = N - first < W ? N - first : W;
-            const float* a = out + (r * n + j) * W;
-            if constexpr (PAIRED) epilogue(t0 + r, first, load(a), load(a + W), lanes);
-            else epilogue(t0 + r, first, load(a), lanes);
-          }
-        p += n;
-      }
+    int64_t n = item / spans * W, lanes = N - n < W ? N - n : W;
+    int64_t first = tiles.count * (item % spans) / spans, last = tiles.count * (item % spans + 1) / spans;
+    alignas(64) float sums[PANELS][MOST_SUMS];
+    for (int64_t p = 0; p < PANELS; p++)
+      panel_sums(packed, tiles, first, last, w + (n / W * PANELS + p) * depth * W, depth, sums[p]);
+    int64_t t0 = tiles.first(first), t1 = tiles.first(last);
+    for (int64_t t = t0; t < t1; t++) {
+      const float* a = sums[0] + (t - t0) * W;
+      if constexpr (PAIRED) epilogue(t, n, load(a), load(a + MOST_SUMS), lanes);
+      else epilogue(t, n, load(a), lanes);
     }
   });
+}
+
+// Calls epilogue(row, first output, accumulators, how many of the 16 outputs exist) for every panel; with PAIRED, panels
+// alternate gate and up, and epilogue(row, first output, gate, up, how many) is called for every pair.
+// x: rows ld apart. N: outputs as the epilogue counts them. scratch: T * K floats, K rounded up to even.
+template <bool PAIRED, class T, class Epilogue>
+KERNEL void linear(Thread& th, const T* x, int64_t ld, int64_t rows, int64_t K, int64_t N, const T* w, float* scratch,
+                   Epilogue epilogue) {
+  using X = std::conditional_t<DOTS<T>, T, float>;
+  if (rows == 0) return;
+  RowTiles tiles(rows, MAX_ROWS);
+  int64_t depth = padded(K, STEP<T>);
+  if (rows == 1 && K == depth) return linear_panels<PAIRED>(th, x, tiles, depth, N, w, epilogue);
+  pack_rows(th, x, ld, K, depth, tiles, (X*)scratch);
+  th.sync();
+  linear_panels<PAIRED>(th, (const X*)scratch, tiles, depth, N, w, epilogue);
 }
 
 // One weight of a panel layout: row n, element k.
 template <class T>
 inline float panel_element(const T* w, int64_t K, int64_t n, int64_t k) {
-  const T* p = w + (n / W * K + k) * W + n % W;
-  if constexpr (sizeof(T) == 2) {
-    uint32_t bits = uint32_t(p->bits) << 16;
-    float f;
-    memcpy(&f, &bits, 4);
-    return f;
-  } else {
-    return *p;
-  }
+  constexpr int64_t S = STEP<T>;
+  return to_float(w[(n / W * padded(K, S) + k / S * S) * W + n % W * S + k % S]);
 }
 
 }  // namespace octavo

@@ -6,20 +6,6 @@
 
 namespace octavo {
 
-INLINE float to_float(float x) { return x; }
-INLINE float to_float(bf16 x) {
-  uint32_t bits = uint32_t(x.bits) << 16;
-  float f;
-  memcpy(&f, &bits, 4);
-  return f;
-}
-INLINE bf16 to_bf16(float x) {
-  bf16 r[W];
-  store(r, splat(x));
-  return r[0];
-}
-INLINE void convert(float x, float* out) { *out = x; }
-INLINE void convert(float x, bf16* out) { *out = to_bf16(x); }
 
 // y[t] = row ids[t] of a table [V, width]; an id outside the table gives NaN, which sampling reports.
 template <class Id, class T>
@@ -38,8 +24,8 @@ KERNEL void embed_panels(Thread& th, const Id* ids, int64_t rows, const T* panel
   for (int64_t t = th.first(rows); t < th.last(rows); t++) {
     bool inside = ids[t] >= 0 && int64_t(ids[t]) < V;
     int64_t id = inside ? int64_t(ids[t]) : 0;
-    const T* p = panels + id / W * width * W + id % W;
-    for (int64_t i = 0; i < width; i++) y[t * width + i] = inside ? to_float(p[i * W]) : __builtin_nanf("");
+    for (int64_t i = 0; i < width; i++)
+      y[t * width + i] = inside ? panel_element(panels, width, id, i) : __builtin_nanf("");
   }
 }
 

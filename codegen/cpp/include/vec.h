@@ -16,6 +16,14 @@ struct bf16 {
   uint16_t bits;
 };
 
+INLINE float to_float(float x) { return x; }
+INLINE float to_float(bf16 x) {
+  uint32_t bits = uint32_t(x.bits) << 16;
+  float f;
+  memcpy(&f, &bits, 4);
+  return f;
+}
+
 #define EACH(n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
 
 #define OCTAVO_BINARY(T, n, op)                                                     \
@@ -32,7 +40,7 @@ OCTAVO_COMPARE(D, L, 2 * NV, <) OCTAVO_COMPARE(D, L, 2 * NV, >) OCTAVO_COMPARE(D
 OCTAVO_COMPARE(D, L, 2 * NV, !=) OCTAVO_COMPARE(L, L, 2 * NV, ==)
 INLINE I operator~(I a) { I r; EACH(NV) r.v[i] = ~a.v[i]; return r; }
 
-INLINE F splat(float x) { F r; EACH(NV) r.v[i] = x - nf{}; return r; }
+INLINE F splat(float x) { F r; EACH(NV) r.v[i] = native_splat(x); return r; }
 INLINE D splat_d(double x) { D r; EACH(2 * NV) r.v[i] = x - nd{}; return r; }
 INLINE L splat_l(int64_t x) { L r; EACH(2 * NV) r.v[i] = x - nl{}; return r; }
 INLINE F fma(F a, F b, F c) { F r; EACH(NV) r.v[i] = native_fma(a.v[i], b.v[i], c.v[i]); return r; }
@@ -77,6 +85,16 @@ INLINE void store(bf16* p, F a) {
     memcpy(p + i * LANES, &h, sizeof h);
   }
 }
+
+INLINE bf16 to_bf16(float x) {
+  bf16 r[W];
+  store(r, splat(x));
+  return r[0];
+}
+INLINE void convert(float x, float* out) { *out = x; }
+INLINE void convert(float x, bf16* out) { *out = to_bf16(x); }
+INLINE void convert(bf16 x, float* out) { *out = to_float(x); }
+INLINE void convert(bf16 x, bf16* out) { *out = x; }
 
 // The first n lanes of memory, the rest zero; n in 0..16. Nothing past p + n is touched.
 template <class T>
