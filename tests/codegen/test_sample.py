@@ -241,6 +241,23 @@ def test_top_p_reached_exactly_keeps_no_more(library: ctypes.CDLL, vocab: int, s
     assert vocab > 16 or set(chosen.tolist()) == set(range(int(share * vocab)))
 
 
+@pytest.mark.parametrize("row", range(8))
+@pytest.mark.parametrize("ulps", [-1, 1])
+def test_many_light_tokens_count_closely_at_the_edge_of_the_nucleus(
+    library: ctypes.CDLL, row: int, ulps: int
+) -> None:
+    """top_p is the probability of the likeliest token, a float's step below or above it."""
+    rng, temperature = np.random.default_rng(row), np.float32(0.7)
+    logits = np.full(VOCAB, rng.uniform(-6.3, -6.0), np.float32)
+    logits[:2] = 0.1, 0.0
+    share = np.exp(sampler.log_softmax(logits / np.float64(temperature)))[0]
+    top_p = np.nextafter(np.float32(share), np.float32(0.5 + ulps))
+    keeps = sampler.kept(logits, float(temperature), top_p=float(top_p))
+    settings = [{"temperature": temperature, "top_p": top_p, "seed": seed} for seed in range(60)]
+    chosen = run(library, np.tile(logits, (60, 1)), settings)["ids"]
+    assert set(chosen.tolist()) == set(np.flatnonzero(keeps).tolist())
+
+
 def test_logprobs_may_be_left_out(library: ctypes.CDLL) -> None:
     logits = random_logits(len(SETTINGS))
     settings = [{**s, "seed": i} for i, s in enumerate(SETTINGS)]

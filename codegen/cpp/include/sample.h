@@ -13,6 +13,7 @@ namespace octavo {
 
 constexpr int64_t STRIP = 64 * W;  // tokens
 constexpr float NO_LOGIT = -__builtin_inff();
+constexpr float LIGHT = 8;  // a light token weighs less than exp(-8) times the heaviest
 constexpr double LEAST_NOISE = -2.86, MOST_NOISE = 17.33;  // of u = 2^-25 and 1 - 2^-25: -2.8525 and 17.3287
 
 // Philox-4x32-10 (Salmon et al., SC'11) of 16 counters (ids[j], c1, c2, 0); the first of the four words.
@@ -72,11 +73,41 @@ inline double strip_sum(const float* l, int64_t n, float top) {
   return reduce_sum(sum);
 }
 
-// The sum of the tokens' weights, exp((l - top) / temperature), to double's accuracy: top-p compares such sums.
+// The sum of the tokens' weights, exp((l - top) / temperature), to double's accuracy.
 inline double strip_weight(const float* l, int64_t n, float top, float temperature) {
   D sum = splat_d(0), per = splat_d(1 / double(temperature));
   for (int64_t i = 0; i < n; i += W) sum = sum + exp_d((widen(logits_at(l + i, n - i)) - splat_d(top)) * per);
   return reduce_sum(sum);
+}
+
+// The weights of a strip's or a row's tokens in two sums: of those that are not light, to double's accuracy, and of the
+// light ones, which are many, to `LIGHT_ERROR` of their sum.
+struct Mass {
+  double heavy = 0, light = 0;
+};
+constexpr double LIGHT_ERROR = 0x1p-15;  // (l - top) / temperature of up to 104 is off by 2e-5, 64 sums by 4e-6
+
+INLINE bool any(I mask) {
+  ni all = mask.v[0];
+  for (int i = 1; i < NV; i++) all |= mask.v[i];
+  int64_t words[LANES / 2], bits = 0;
+  memcpy(words, &all, sizeof words);
+  for (int64_t word : words) bits |= word;
+  return bits != 0;
+}
+
+INLINE float lightest_heavy(float top, float temperature) { return top - LIGHT * temperature; }
+
+inline Mass strip_mass(const float* l, int64_t n, float top, float temperature) {
+  F light = splat(0), bound = splat(lightest_heavy(top, temperature)), per_f = splat(1 / temperature);
+  D heavy = splat_d(0), per = splat_d(1 / double(temperature));
+  for (int64_t i = 0; i < n; i += W) {
+    F v = logits_at(l + i, n - i);
+    I is_light = v < bound;
+    light = light + select(is_light, exp((v - splat(top)) * per_f), splat(0));
+    if (any(~is_light)) heavy = heavy + exp_d((widen(select(is_light, splat(NO_LOGIT), v)) - splat_d(top)) * per);
+  }
+  return {reduce_sum(heavy), reduce_sum(widen(light))};
 }
 
 struct Token {
@@ -108,7 +139,7 @@ struct Row {
   int32_t sample, position;
   float* maxima;    // [strips, 16]
   double* sums;     // [strips]: strip_sum
-  double* weights;  // [strips]: strip_weight
+  Mass* masses;     // [strips]: strip_mass
   Best* bests;      // [strips]
 
   static int64_t strips_of(int64_t V) { return (V + STRIP - 1) / STRIP; }
@@ -136,6 +167,19 @@ struct Row {
   }
   double log_sum_exp() const { return top() + log_1(total(sums, strips())); }
 
+  Mass mass() const {
+    Mass sum;
+    for (int64_t s = 0; s < strips(); s++) sum.heavy += masses[s].heavy, sum.light += masses[s].light;
+    return sum;
+  }
+
+  // All weights to double's accuracy.
+  double weight() const {
+    double sum = 0;
+    for (int64_t s = 0; s < strips(); s++) sum += strip_weight(strip(s), size(s), top(), temperature);
+    return sum;
+  }
+
   // The lowest id whose logit is `value`, which is the largest.
   int32_t first(float value) const {
     int64_t s = 0;
@@ -150,8 +194,12 @@ struct Row {
     Tokens found;
     for (int64_t s = 0; s < strips(); s++) {
       if (reduce_max(load(maxima + s * W)) < least) continue;
-      for (int64_t i = s * STRIP, end = i + size(s); i < end; i++)
-        if (l[i] >= least) found.push_back({l[i], int32_t(i)});
+      for (int64_t i = s * STRIP, end = i + size(s); i < end; i += W) {
+        int64_t n = std::min<int64_t>(W, end - i);
+        if (!any(logits_at(l + i, n) >= splat(least))) continue;
+        for (int64_t j = i; j < i + n; j++)
+          if (l[j] >= least) found.push_back({l[j], int32_t(j)});
+      }
     }
     return found;
   }
@@ -183,8 +231,8 @@ inline double weight(const Token* tokens, int64_t n, float top, float temperatur
 }
 
 // Leaves the shortest run of tokens, in descending order, whose weight reaches `need`. It is narrowed down to a few
-// tokens that are worth sorting.
-inline void nucleus(Tokens& tokens, double need, float top, float temperature) {
+// tokens that are worth sorting. Returns whether it is the same for every `need` that differs by up to `error`.
+inline bool nucleus(Tokens& tokens, double need, double error, float top, float temperature) {
   auto first = tokens.begin(), last = tokens.end();  // the run ends in (first, last]
   while (last - first > 2 * W) {
     auto middle = first + (last - first) / 4;
@@ -198,8 +246,40 @@ inline void nucleus(Tokens& tokens, double need, float top, float temperature) {
     }
   }
   std::sort(first, last, before);
-  while (first < last && need > 0) need -= weight(&*first++, 1, top, temperature);
+  double before_last = need;
+  while (first < last && need > 0) before_last = need, need -= weight(&*first++, 1, top, temperature);
   tokens.resize(size_t(first - tokens.begin()));
+  return before_last > error && need + error <= 0;
+}
+
+// The nucleus of a row of which top-k keeps all, for masses of which the light one is off by up to `error`.
+inline bool nucleus_of_row(const Row& row, Mass mass, double error, Tokens& tokens) {
+  float top = row.top();
+  double total = mass.heavy + mass.light, need = row.top_p * total;
+  if (mass.heavy >= need + error) {
+    tokens = row.at_least(lightest_heavy(top, row.temperature));
+  } else {  // all lighter tokens together weigh at most half of what may be left out
+    double lightest = (1 - double(row.top_p)) * total / (2 * double(row.V));
+    tokens = row.at_least(std::nextafter(float(top + row.temperature * log_1(lightest)), NO_LOGIT));
+  }
+  return nucleus(tokens, need, error, top, row.temperature);
+}
+
+// The tokens that top-k and top-p keep. The light ones are weighed closely where it decides.
+inline Tokens kept(const Row& row) {
+  float top = row.top();
+  if (row.keeps_top_k()) {
+    Tokens tokens = row.largest(row.top_k);
+    if (row.top_p >= 1) return tokens;
+    double total = weight(tokens.data(), int64_t(tokens.size()), top, row.temperature);
+    nucleus(tokens, row.top_p * total, 0, top, row.temperature);
+    return tokens;
+  }
+  Tokens tokens;
+  Mass mass = row.mass();
+  if (nucleus_of_row(row, mass, mass.light * LIGHT_ERROR, tokens)) return tokens;
+  nucleus_of_row(row, {mass.heavy, std::max(0.0, row.weight() - mass.heavy)}, 0, tokens);
+  return tokens;
 }
 
 // The best of some tokens with z >= least. Those that cannot come near best.value are not looked at closely: u
@@ -241,18 +321,7 @@ inline Best noisiest_of_strip(const Row& row, int64_t s) {
 
 // The best of the tokens that top-k and top-p keep.
 inline Best noisiest_of_kept(const Row& row) {
-  float top = row.top();
-  Tokens tokens;
-  double total = 0;
-  if (row.keeps_top_k()) {
-    tokens = row.largest(row.top_k);
-    if (row.top_p < 1) total = weight(tokens.data(), int64_t(tokens.size()), top, row.temperature);
-  } else {  // all lighter tokens together weigh at most half of what may be left out
-    total = Row::total(row.weights, row.strips());
-    double lightest = (1 - double(row.top_p)) * total / (2 * double(row.V));
-    tokens = row.at_least(std::nextafter(float(top + row.temperature * log_1(lightest)), NO_LOGIT));
-  }
-  if (row.top_p < 1) nucleus(tokens, row.top_p * total, top, row.temperature);
+  Tokens tokens = kept(row);
   std::vector<float> l(tokens.size());
   std::vector<int32_t> ids(tokens.size());
   for (size_t i = 0; i < tokens.size(); i++) l[i] = tokens[i].l, ids[i] = tokens[i].id;
@@ -287,7 +356,7 @@ class SampleRows {
  public:
   explicit SampleRows(const octavo_sample_args& a)
       : a_(a), strips_(Row::strips_of(a.vocab_size)), maxima_(size_t(count() * W)), sums_(size_t(count())),
-        weights_(size_t(count())), bests_(size_t(count())) {}
+        masses_(size_t(count())), bests_(size_t(count())) {}
 
   int64_t strips() const { return strips_; }
   int64_t count() const { return a_.num_rows * strips_; }
@@ -296,7 +365,7 @@ class SampleRows {
     int64_t s = q * strips_;
     return {a_.logits + q * a_.vocab_size, a_.vocab_size, a_.temperature[q], a_.top_p[q], a_.min_p[q], a_.top_k[q],
             a_.seed[q], a_.sample_index[q], a_.position[q], &maxima_[size_t(s * W)], &sums_[size_t(s)],
-            &weights_[size_t(s)], &bests_[size_t(s)]};
+            &masses_[size_t(s)], &bests_[size_t(s)]};
   }
 
   bool wants_sums() const { return a_.logprobs || a_.num_top > 0; }
@@ -312,7 +381,8 @@ class SampleRows {
   const octavo_sample_args& a_;
   int64_t strips_;
   std::vector<float> maxima_;
-  std::vector<double> sums_, weights_;
+  std::vector<double> sums_;
+  std::vector<Mass> masses_;
   std::vector<Best> bests_;
 };
 
@@ -322,7 +392,7 @@ inline void second_pass(Row row, int64_t s, bool wants_sums) {
   if (wants_sums) row.sums[s] = strip_sum(row.strip(s), row.size(s), top);
   if (row.temperature == 0) return;
   if (row.keeps_all()) row.bests[s] = noisiest_of_strip(row, s);
-  else if (!row.keeps_top_k()) row.weights[s] = strip_weight(row.strip(s), row.size(s), top, row.temperature);
+  else if (!row.keeps_top_k()) row.masses[s] = strip_mass(row.strip(s), row.size(s), top, row.temperature);
 }
 
 inline bool has_order(float top) { return top > NO_LOGIT && top < __builtin_inff(); }
