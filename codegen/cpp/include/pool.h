@@ -1,6 +1,7 @@
 // Threads that run one step together: every thread runs the same function over its share and meets the others at
-// barriers. Waiting spins for ten microseconds, then sleeps: the cores are shared. Beside a process that keeps one of
-// two cores busy, decoding loses 41 % so, and 49 % with 50 us: who spins uses up the share of its core that it needs.
+// barriers. Waiting spins for a short while, then sleeps: the cores are shared. Beside a process that keeps one of two
+// cores busy, decoding loses 41 % where barriers spin for 10 us, and 49 % with 50: who spins uses up its share of the
+// core. Between jobs spinning is rare and may take longer: a thread that has not gone to sleep starts sooner.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -18,6 +19,8 @@ namespace octavo {
 // A counter that threads wait on.
 class Gate {
  public:
+  explicit Gate(int64_t spin_ns) : spin_ns_(spin_ns) {}
+
   uint32_t now() const { return value_.load(std::memory_order_acquire); }
 
   void open() {
@@ -40,8 +43,6 @@ class Gate {
   }
 
  private:
-  static constexpr int64_t SPIN_NS = 10000;
-
   bool spin(uint32_t seen) const {
     auto start = std::chrono::steady_clock::now();
     for (;;) {
@@ -50,10 +51,11 @@ class Gate {
         pause();
       }
       auto waited = std::chrono::steady_clock::now() - start;
-      if (std::chrono::duration_cast<std::chrono::nanoseconds>(waited).count() > SPIN_NS) return false;
+      if (std::chrono::duration_cast<std::chrono::nanoseconds>(waited).count() > spin_ns_) return false;
     }
   }
 
+  const int64_t spin_ns_;
   alignas(64) std::atomic<uint32_t> value_{0};
   alignas(64) std::atomic<int> sleepers_{0};
   std::mutex mutex_;
@@ -150,7 +152,7 @@ class Pool {
   const int count_;
   const std::function<void(Thread&)>* job_ = nullptr;
   std::atomic<bool> stop_{false};
-  Gate start_, phase_;
+  Gate start_{100000}, phase_{10000};
   alignas(64) std::atomic<int> arrived_{0};
   Counter counters_[TICKETS];
   std::vector<std::thread> workers_;
