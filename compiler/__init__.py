@@ -27,10 +27,11 @@ def compile(
 
     source: a Hugging Face directory, a GGUF file, a torch.nn.Module or an exported program. dtype: of
     what linears multiply and of the KV cache, f32 or bf16; sums are f32. max_context: the longest sequence,
-    default the model's own. isa: the ISA levels to build, default all that the compiler can. check: run the
-    reference interpreter before and after every pass, and against the compiled forward. dump_ir: a directory
-    that gets the graph after every pass; the artifact keeps them too. force: replace a directory at `out`
-    that is not an artifact. An artifact is replaced in any case, and only when the new one is whole.
+    default the model's own. isa: the ISA levels to build, default v4, v3 and baseline, and v4-vnni-bf16 for
+    bf16 linears. check: run the reference interpreter before and after every pass, and against the compiled
+    forward. dump_ir: a directory that gets the graph after every pass; the artifact keeps them too. force:
+    replace a directory at `out` that is not an artifact. An artifact is replaced in any case, and only when
+    the new one is whole.
 
     Raises compiler.errors.CompileError with what was wrong, where, and what to do.
     """

@@ -95,7 +95,7 @@ class Compile:
         lowered = self._lower(imported, checker)
         generated = self._generate(lowered)
         order = self._pack(generated, imported)
-        kernels = self._build()
+        kernels = self._build(generated)
         self.progress.stage("hash")
         self.writer.seal(self._manifest(imported, lowered, order, kernels))
         self._verify(imported, checker)
@@ -159,9 +159,10 @@ class Compile:
         cpp.pack(generated, imported.weights, self.writer.path(WEIGHTS), self.progress.advance)
         return list(generated.weight_order)
 
-    def _build(self) -> list[cpp.Kernel]:
+    def _build(self, generated: cpp.Generated) -> list[cpp.Kernel]:
         self.progress.stage("build")
-        return cpp.build(self.writer.root / KERNELS, self.isa, self.progress.advance)
+        levels = generated.default_levels if self.isa is None else self.isa
+        return cpp.build(self.writer.root / KERNELS, levels, self.progress.advance)
 
     def _write_tokenizer(self, imported: Imported) -> None:
         """Copy the checkpoint's tokenizer, if the runtime can read it."""

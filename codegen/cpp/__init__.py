@@ -19,12 +19,13 @@ from codegen.cpp.build import (
     default_levels,
     find_level,
 )
-from codegen.cpp.context import CodegenError, Context, shape_of
+from codegen.cpp.context import CodegenError, Context, dtype_of, shape_of
 from codegen.cpp.evaluate import Reader
 from codegen.cpp.forward import print_forward
 from codegen.cpp.pack import pack_weights
 from codegen.cpp.weights import PackedWeight
 from ir.graph import Graph
+from ir.types import DType
 from passes.memory.sizes import linear_form
 
 INCLUDE = Path(__file__).parent / "include"
@@ -44,6 +45,12 @@ class Generated:
     def weight_order(self) -> list[str]:
         """Names in the packed file, in the order of the C ABI."""
         return [w.name for w in self.weights]
+
+    @property
+    def default_levels(self) -> tuple[str, ...]:
+        """The ISA levels that are worth a library each."""
+        linears = (op for op in self.graph.ops if op.kind == "linear")
+        return default_levels(bf16=any(dtype_of(op.args[0]) is DType.BF16 for op in linears))
 
 
 def _silent(done: int, total: int) -> None:
@@ -72,9 +79,9 @@ def pack(generated: Generated, reader: Reader, path: Path, progress: Report = _s
     pack_weights(generated.graph, generated.weights, reader, path, progress)
 
 
-def build(directory: Path, levels: Sequence[str] | None = None, progress: Report = _silent) -> list[Kernel]:
+def build(directory: Path, levels: Sequence[str], progress: Report = _silent) -> list[Kernel]:
     """Build a directory's sources for each ISA level. Raises BuildError with the compiler's message."""
-    return build_levels(directory, default_levels() if levels is None else levels, progress)
+    return build_levels(directory, levels, progress)
 
 
 __all__ = [

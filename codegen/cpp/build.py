@@ -71,9 +71,14 @@ def find_level(name: str) -> Level:
     raise BuildError(f"there is no ISA level {name!r}. There are {', '.join(level.name for level in LEVELS)}")
 
 
-def default_levels() -> tuple[str, ...]:
-    """For this machine's architecture. The f32 and bf16 kernels use neither VNNI nor BF16 instructions."""
-    return ("v4", "v3", "baseline") if _host_arch() == "x86_64" else ("neon",)
+def default_levels(*, bf16: bool) -> tuple[str, ...]:
+    """Those of this machine's architecture at which kernels differ. bf16: whether linears multiply bf16.
+
+    Only these use BF16 instructions, and nothing uses VNNI alone.
+    """
+    if _host_arch() != "x86_64":
+        return ("neon",)
+    return ("v4-vnni-bf16", "v4", "v3", "baseline") if bf16 else ("v4", "v3", "baseline")
 
 
 def compiler_command(arch: str) -> tuple[list[str], bool]:

@@ -32,7 +32,10 @@ def command(
         int | None, typer.Option(help="Longest sequence; default the model's own.")
     ] = None,
     isa: Annotated[
-        str | None, typer.Option(help="ISA levels to build, by comma: v4,v3,baseline; default all.")
+        str | None,
+        typer.Option(
+            help="ISA levels to build, by comma; default v4,v3,baseline, and v4-vnni-bf16 for bf16 linears."
+        ),
     ] = None,
     dump_ir: Annotated[
         Path | None, typer.Option(help="Write the graph after every pass into this folder.")

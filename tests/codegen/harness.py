@@ -51,13 +51,13 @@ class Arrays:
 
 def best_level() -> str:
     """The first ISA level that this machine has."""
-    flags = set(Path("/proc/cpuinfo").read_text().split())
-    return next(n for n in cpp.default_levels() if set(level(n).features) <= flags)
+    return levels()[0]
 
 
 def levels() -> list[str]:
-    """Every ISA level that this machine has."""
-    return list(cpp.default_levels())[cpp.default_levels().index(best_level()) :]
+    """Every ISA level that is built for some graph and that this machine has."""
+    flags = set(Path("/proc/cpuinfo").read_text().split())
+    return [n for n in cpp.default_levels(bf16=True) if set(level(n).features) <= flags]
 
 
 def level(name: str) -> Any:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from codegen import cpp
-from tests.codegen.harness import best_level
+from ir.types import DType
+from tests.codegen.harness import arg, best_level, lower, paged_builder, weight
 
 
 def write(directory: Path, text: str) -> Path:
@@ -34,7 +35,27 @@ def test_no_compiler_says_what_to_install(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_libraries_come_in_order_of_preference(tmp_path: Path) -> None:
-    names = list(reversed(cpp.default_levels()))
+    names = list(reversed(cpp.default_levels(bf16=True)))
     kernels = cpp.build(write(tmp_path, "int f() { return 1; }\n"), names)
-    assert [k.isa for k in kernels] == list(cpp.default_levels())
+    assert [k.isa for k in kernels] == list(cpp.default_levels(bf16=True))
     assert all((tmp_path / k.file).is_file() and k.sources == ("forward.cpp",) for k in kernels)
+
+
+@pytest.mark.parametrize(
+    ("machine", "dtype", "levels"),
+    [
+        ("x86_64", DType.F32, ("v4", "v3", "baseline")),
+        ("x86_64", DType.F16, ("v4", "v3", "baseline")),
+        ("x86_64", DType.BF16, ("v4-vnni-bf16", "v4", "v3", "baseline")),
+        ("aarch64", DType.BF16, ("neon",)),
+    ],
+)
+def test_only_linears_of_bf16_are_built_with_bf16_instructions(
+    machine: str, dtype: DType, levels: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b, _ = paged_builder()
+    x = b.op("embed", arg(b, "ids"), weight("table", 8, 4))
+    x = b.op("cast", x, dtype="bf16") if dtype is DType.BF16 else x
+    graph = lower(b.graph([b.op("linear", x, weight("w", 8, 4, dtype=dtype), None, None, dtype="f32")]))
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert cpp.generate(graph).default_levels == levels
