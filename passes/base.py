@@ -11,6 +11,8 @@ from ir.graph import Graph, Op
 from ir.rewrite import Miss, Rewritten
 from ir.text.printer import print_op
 
+BF16_ERROR = 0.05  # tolerance of a pass that rounds to bf16, 8 bits of mantissa
+
 
 @dataclass(frozen=True)
 class Result:

@@ -12,13 +12,12 @@ from ir.build import GraphBuilder, infer
 from ir.graph import Arg, Graph, Op, Value, Weight
 from ir.ops import InferError
 from ir.types import DType, Type
-from passes.base import Pass, Result
+from passes.base import BF16_ERROR, Pass, Result
 from passes.match import dtype as dtype_of
 from passes.match import tensor
 
 _MATRIX_OPS = ("linear", "embed")  # their operand 1 is the matrix
 _NARROW = (DType.F16, DType.BF16)
-BF16_ERROR = 0.05  # share of a value's RMS: weights are rounded to 8 bits of mantissa
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ir.graph import Graph, Op
+from ir.graph import Graph, Op, Value
 from ir.rewrite import Replacement, Rule, View, rewrite
 from ir.types import DType
-from passes.base import Pass, Result, result
+from passes.base import BF16_ERROR, Pass, Result, result
 from passes.match import dtype, is_constant
-
-BF16_ERROR = 0.05  # share of a value's RMS: activations are rounded to 8 bits of mantissa
 
 
 @dataclass(frozen=True)
@@ -37,10 +35,9 @@ class NarrowActivations(Pass):
 
 def _narrow(op: Op, view: View) -> Replacement | None:
     x, w = op.args[:2]
-    if dtype(x) is not DType.F32 or dtype(w) is not DType.BF16 or is_constant(view, x):
+    if not isinstance(x, Value) or is_constant(view, x) or (dtype(x), dtype(w)) != (DType.F32, DType.BF16):
         return None
-    name = getattr(x, "name", "")
-    narrow = view.op("cast", x, dtype="bf16", name=f"{name}.bf16")
+    narrow = view.op("cast", x, dtype="bf16", name=f"{x.name}.bf16")
     return view.op("linear", narrow, *op.args[1:], **{**op.attrs, "dtype": str(dtype(op.out))})
 
 
