@@ -24,11 +24,8 @@ ACTIVATIONS = {
     "sigmoid": "Sigmoid", "tanh": "Tanh",
 }  # fmt: skip
 
-FACTORS = (
-    (DType.F32, DType.F32),
-    (DType.F32, DType.F16),
-    (DType.BF16, DType.BF16),
-)  # of linears; f16 is widened
+# Types of a linear's input and weight that have a kernel; f16 weights are packed as f32.
+FACTORS = ((DType.F32, DType.F32), (DType.F32, DType.F16), (DType.BF16, DType.BF16))
 
 
 def _flat_rows(ctx: Context, op: Op, arg: Value) -> tuple[str, str]:

@@ -34,7 +34,7 @@ template <class Step>
 inline float run_chains(int64_t count, Step step) {
   volatile float start = 1.0f;
   nf x[CHAINS];
-  for (int c = 0; c < CHAINS; c++) x[c] = nf{} + start;
+  for (int c = 0; c < CHAINS; c++) x[c] = native_splat(start);
   for (int64_t i = 0; i < count; i++) _Pragma("GCC unroll 10") for (int c = 0; c < CHAINS; c++) x[c] = step(x[c]);
   float sum = 0;
   for (int c = 0; c < CHAINS; c++) sum += x[c][0];
@@ -43,7 +43,7 @@ inline float run_chains(int64_t count, Step step) {
 
 inline float multiply_adds(int64_t count) {
   volatile float scale = 0.9999f, bias = 1e-9f;
-  nf a = nf{} + scale, b = nf{} + bias;
+  nf a = native_splat(scale), b = native_splat(bias);
   return run_chains(count, [&](nf x) { return native_fma(x, a, b); });
 }
 

@@ -6,7 +6,6 @@
 
 namespace octavo {
 
-
 // y[t] = row ids[t] of a table [V, width]; an id outside the table gives NaN, which sampling reports.
 template <class Id, class T>
 KERNEL void embed_rows(Thread& th, const Id* ids, int64_t rows, const T* table, int64_t V, int64_t width, float* y) {
