@@ -77,7 +77,8 @@ class StepBuffers:
         return self._step
 
     def _pack_tables(self, chunks: Seq[Chunk], group: int) -> None:
-        """Copy the tables that are not where they were in the last step, or have grown."""
+        """Copy the tables that are not where they were in the last step, or have grown: they never change
+        otherwise in what counts."""
         packed, target = self._packed[group], self._tables[group]
         for row, c in enumerate(chunks):
             table = c.seq.tables[group]

@@ -81,6 +81,7 @@ def test_a_request_does_not_depend_on_the_schedule(options, windows):
         if options == {"kv_blocks": 9} and windows == (None,):
             assert stats.preemptions > 0
         assert stats.running == stats.waiting == 0 and stats.blocks_used == [0] * len(windows)
+        assert 0 < stats.forward_s < stats.step_s
 
 
 @pytest.mark.parametrize("windows", [(None,), (20,), (None, 9)])
