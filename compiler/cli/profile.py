@@ -61,12 +61,12 @@ def command(
         return
     console = Console()
     console = console if console.is_terminal else Console(width=WIDTH)
-    print(f"{about['isa']}, {num_threads} threads; {describe(found.limits)}")
+    print(f"{about['isa']}, {num_threads} threads; {_describe(found.limits)}")
     for name, step in found.steps.items():
         _show(console, name, step, kernels)
 
 
-def describe(limits: Limits) -> str:
+def _describe(limits: Limits) -> str:
     """The machine's limits, in one line."""
     bf16 = f", bf16 dot products {limits.bf16_ops_per_s / 1e9:.0f}" if limits.bf16_ops_per_s else ""
     f32 = f"f32 multiply-add {limits.f32_ops_per_s / 1e9:.0f}{bf16} GFLOP/s"
