@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
+import sympy
 from sympy.logic.boolalg import And
 
 from codegen.cpp.context import Context, dtype_of, shape_of
@@ -191,7 +192,7 @@ def _visible(mask: Any, count: int, length: int) -> tuple[int, int]:
 
     Of a mask with tables, whose entries are weights, the other terms count: at most so many.
     """
-    terms = [t for t in conjuncts(mask) if not getattr(t, "has", lambda _: False)(Table)]
+    terms = [t for t in conjuncts(sympy.sympify(mask)) if not t.has(Table)]  # a mask may be a plain bool
     queries, keys = np.arange(length - count, length)[:, None], np.arange(length)[None, :]
     grid = np.broadcast_to(evaluate_grid(And(*terms), queries, keys), (count, length))
     return int(grid.any(0).sum()), int(grid.sum())
