@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 import sympy
-from sympy.logic.boolalg import Boolean
+from sympy.logic.boolalg import Boolean, BooleanAtom
 
 Expr = sympy.Basic
 Dim = int | sympy.Expr
@@ -67,9 +67,10 @@ def symbol(name: str) -> sympy.Symbol:
 
 
 def normalize(dim: Any) -> Dim:
-    """An int where the expression is constant, else the expression multiplied out: equal sums become equal.
+    """An int or bool where the expression is constant, else the expression multiplied out.
 
-    Raises TypeError on what is neither an integer nor an expression.
+    So equal sums become equal, also inside a condition. Raises TypeError on what is neither an integer nor an
+    expression.
     """
     if isinstance(dim, sympy.Basic):
         return _multiplied_out(dim)
@@ -78,11 +79,16 @@ def normalize(dim: Any) -> Dim:
 
 @lru_cache(maxsize=4096)
 def _multiplied_out(expr: Any) -> Dim:
+    if isinstance(expr, BooleanAtom):
+        return bool(expr)
+    if is_condition(expr):
+        again = expr.func(*map(_multiplied_out, expr.args))
+        return again if again == expr else _multiplied_out(again)
     if expr.has(sympy.Min, sympy.Max):  # sympy leaves parts of these unevaluated: max(q, min(1, 2))
         expr = _rebuilt(expr)
     if expr.is_Integer:
         return int(expr)
-    if expr.is_Symbol or not isinstance(expr, sympy.Expr) or isinstance(expr, Boolean):
+    if expr.is_Symbol or not isinstance(expr, sympy.Expr):
         return expr
     found: Any = sympy.expand(expr)
     return int(found) if found.is_Integer else found

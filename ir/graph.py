@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import sympy
-from sympy.logic.boolalg import BooleanAtom
 
 from ir.dims import Bounds, Dim, free_names, normalize
 from ir.types import Tensor, Type
@@ -110,8 +109,6 @@ def canonical(value: Any) -> Attr:
         return float(value) if value == value else math.nan  # the one NaN object: identical, so equal
     if isinstance(value, list | tuple):
         return tuple(canonical(item) for item in cast("tuple[Any, ...]", value))
-    if isinstance(value, BooleanAtom):
-        return bool(value)
     return normalize(value) if isinstance(value, sympy.Basic) else getattr(value, "item", lambda: value)()
 
 
