@@ -16,9 +16,10 @@
 namespace octavo {
 
 constexpr int MAX_ROWS = LANES == 16 ? 16 : LANES == 8 ? 6 : 3;  // rows whose sums fill the registers
-// Bytes between a weight's fetch and its use by one tile: the more, the less of the stream the CPU sees ahead by itself.
+// Bytes between a weight's fetch and its use by one tile: the more, the less of the stream the CPU sees ahead by itself,
+// which is little behind a tile of up to 16 rows.
 template <class X>
-constexpr int64_t STREAM_AHEAD = DOTS<X> ? 256 : 1024;
+constexpr int64_t STREAM_AHEAD = DOTS<X> && LANES < 16 ? 256 : 1024;
 constexpr int64_t CHUNK = 128, LONG_CHUNK = 256;                 // of K: what stays in the first cache beside few tiles, many
 constexpr int64_t MANY_TILES = 8;
 constexpr int64_t MOST_TILES = 256 / MAX_ROWS;                   // whose sums are kept at once
