@@ -19,9 +19,10 @@ def plan_blocks(
     max_context: int,
     kv_blocks: int | None = None,
     kv_memory: int | str | None = None,
+    held: int = 0,
 ) -> list[int]:
     """Blocks per group. kv_blocks: of every group. kv_memory: bytes of all groups together, or a text like
-    "2GiB".
+    "2GiB"; default, half of the free memory less what others will hold of it.
 
     Never more than max_requests requests of the whole context can use, unless kv_blocks says so.
     Raises ResourceError if a group would get no block.
@@ -33,7 +34,7 @@ def plan_blocks(
             raise ResourceError(f"kv_blocks = {kv_blocks!r}", todo="Use an integer of at least 1")
         counts = [kv_blocks] * len(groups)
     else:
-        counts = _share(groups, limits, max_context, _bytes(kv_memory))
+        counts = _share(groups, limits, max_context, _bytes(kv_memory, held))
     for group, count in zip(groups, counts, strict=True):
         if count * group.block > MAX_INT32:
             todo = f"Use at most {MAX_INT32 // group.block} blocks"
@@ -41,8 +42,10 @@ def plan_blocks(
     return counts
 
 
-def _bytes(kv_memory: int | str | None) -> int:
-    return int(machine.free_memory() * FREE_SHARE) if kv_memory is None else machine.parse_bytes(kv_memory)
+def _bytes(kv_memory: int | str | None, held: int) -> int:
+    if kv_memory is not None:
+        return machine.parse_bytes(kv_memory)
+    return int(max(0, machine.free_memory() - held) * FREE_SHARE)
 
 
 def _share(groups: Sequence[KVGroup], limits: Limits, max_context: int, budget: int) -> list[int]:

@@ -7,7 +7,8 @@ all of them anonymous memory that costs nothing until it is touched.
 from __future__ import annotations
 
 import ctypes as c
-import mmap
+import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from runtime.artifact import Artifact
 from runtime.errors import ArtifactError, EngineError, ResourceError
 from runtime.executor import SampleArgs, Sampled
 from runtime.manifest import Fields, parse_json
+from runtime.memory import anonymous
 from runtime.scheduler import Limits
 from runtime.step import Step
 from runtime.weights import Weights
@@ -62,6 +64,7 @@ _FUNCTIONS = {  # name: (result, arguments)
     "octavo_copy_blocks": (None, [_P, _I, _P, _P, _I]),
     "octavo_logprobs": (None, [_P, _P, _I, _P, _P]),
     "octavo_record": (None, [_P, _P, c.c_int64]),
+    "octavo_set_weights": (None, [_P, c.POINTER(c.c_void_p)]),
     "octavo_close": (None, [_P]),
 }
 
@@ -96,16 +99,6 @@ class Plan:
             + self.per_request * up(limits.max_requests)
             + self.fixed
         )
-
-
-def anonymous(size: int, what: str) -> np.ndarray:
-    """`size` zero bytes, page-aligned and private, taken from the machine only when touched."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-    try:
-        return np.frombuffer(mmap.mmap(-1, max(size, 1), flags=flags), np.uint8)
-    except (OSError, OverflowError) as error:
-        todo = "Use smaller max_step_tokens, max_requests or kv_memory"
-        raise ResourceError(f"{size} bytes for {what} cannot be mapped ({error})", todo=todo) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +156,14 @@ class CpuExecutor:
         self._engine: int | None = self._open(threads)
         self._step: Step | None = None
         self._sampling: SampleCall | None = None
+        self._closing = threading.Event()
+        self._mover = threading.Thread(target=self._move_weights, name="octavo-weights", daemon=True)
+        if self._weights.deserve_copy:
+            self._mover.start()
 
     def _open(self, threads: int) -> int:
         addresses = self._weights.addresses
-        engine = self._library.octavo_open((c.c_void_p * len(addresses))(*addresses), len(addresses), threads)
+        engine = self._library.octavo_open(_pointers(addresses), len(addresses), threads)
         if not engine:
             self._weights.close()
             raise ResourceError(
@@ -175,6 +172,16 @@ class CpuExecutor:
                 todo=f"Check memory, or use fewer than {threads} threads",
             )
         return engine
+
+    def _move_weights(self) -> None:
+        """Copy the weights into huge pages at the lowest priority, and use the copy from then on."""
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        room = self._weights.copy(self._closing)
+        if room is None:
+            return
+        before = self._weights.move_to(room)
+        self._library.octavo_set_weights(self._handle, _pointers(self._weights.addresses))
+        del before  # what the step that ran until now has read
 
     def forward(self, step: Step) -> np.ndarray:
         if step is not self._step:
@@ -218,6 +225,9 @@ class CpuExecutor:
 
     def close(self) -> None:
         if self._engine is not None:
+            self._closing.set()
+            if self._mover.is_alive():
+                self._mover.join()
             self._library.octavo_close(self._engine)
             self._engine = None
             self._weights.close()
@@ -236,6 +246,10 @@ class CpuExecutor:
                 where=self.kernel.file,
                 todo="Report it with the request that caused it",
             )
+
+
+def _pointers(addresses: Sequence[int]) -> c.Array[c.c_void_p]:
+    return (c.c_void_p * len(addresses))(*addresses)
 
 
 def _address(array: np.ndarray) -> int:

@@ -31,10 +31,10 @@ def load(
     """Load an artifact.
 
     threads: default, the cores this process may use. kv_blocks: blocks of 16 tokens in every KV group;
-    kv_memory: bytes instead, or a text like "2GiB"; default, half of the free memory, or less if max_requests
-    (64) requests of the whole context need less. max_step_tokens (512): tokens computed at once, over all
-    requests. verify="fast" does not hash the weights. digest: what the manifest's digest must be. isa: a
-    kernel by name instead of the best that fits. Raises ArtifactError, ResourceError.
+    kv_memory: bytes instead, or a text like "2GiB"; default, half of the memory that the weights leave free,
+    or less if max_requests (64) requests of the whole context need less. max_step_tokens (512): tokens
+    computed at once, over all requests. verify="fast" does not hash the weights. digest: what the manifest's
+    digest must be. isa: a kernel by name instead of the best that fits. Raises ArtifactError, ResourceError.
     """
     limits = Limits(
         _count("max_step_tokens", max_step_tokens, Limits.max_step_tokens),
@@ -43,7 +43,8 @@ def load(
     num_threads = _count("threads", threads, machine.default_threads())
     artifact = Artifact.open(path, verify=verify, digest=digest)
     model, groups = artifact.manifest.model, artifact.manifest.kv_groups
-    counts = plan_blocks(groups, limits, model.max_context, kv_blocks, kv_memory)
+    weight_bytes = artifact.manifest.files[artifact.cpu.weights].bytes
+    counts = plan_blocks(groups, limits, model.max_context, kv_blocks, kv_memory, held=weight_bytes)
     cache = Cache(
         [Group(count, group.window) for count, group in zip(counts, groups, strict=True)],
         block=groups[0].block if groups else 16,

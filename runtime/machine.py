@@ -67,6 +67,12 @@ def _cpu_quotas() -> Iterator[float]:
         yield int(quota[0]) / int(period[0])
 
 
+def has_huge_pages() -> bool:
+    """Whether memory that asks for huge pages gets them."""
+    words = _words(Path("/sys/kernel/mm/transparent_hugepage/enabled"))
+    return "[always]" in words or "[madvise]" in words
+
+
 def free_memory() -> int:
     """Bytes that can be taken without swapping or meeting a cgroup's limit."""
     free = [

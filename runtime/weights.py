@@ -1,6 +1,9 @@
 """Weights: a safetensors file, memory-mapped and handed on as addresses. Tensors are bytes here; only the
 compiled code knows their types. The file is untrusted: every offset is checked before an address is made of
 it.
+
+A mapped file lies in small pages, through which a decode step streams some 10% slower than through huge ones.
+So an engine starts with the mapping and moves to a copy when there is time to make one.
 """
 
 from __future__ import annotations
@@ -11,14 +14,19 @@ import struct
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 
+from runtime import machine
 from runtime.errors import ArtifactError
 from runtime.manifest import Fields, parse_json
+from runtime.memory import anonymous
 
 MAX_HEADER = 100 << 20
 ALIGNMENT = 64
+PIECE_BYTES = 4 << 20
+COPY_SHARE = 0.4  # of free memory that a copy of the weights may take
 _AGAIN = "Get an undamaged copy, or compile the model again"
 ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
@@ -37,12 +45,37 @@ class Weights:
         if lacks:
             found = f"{len(lacks)} tensors are missing, the first is {lacks[0]!r}"
             raise ArtifactError(found, where=str(path), todo=_AGAIN)
-        self.tensors = [_aligned(data[slice(*spans[name])]) for name in order]
+        self._file, self._spans = data, [slice(*spans[name]) for name in order]
+        self._place(data)
+
+    @property
+    def deserve_copy(self) -> bool:
+        """Whether huge pages may be had, and memory is there for a copy in them."""
+        return machine.has_huge_pages() and self._file.size < machine.free_memory() * COPY_SHARE
+
+    def copy(self, stop: Event) -> np.ndarray | None:
+        """The file in memory of huge pages, for move_to(); None if stopped."""
+        room = anonymous(self._file.size, "the weights")
+        for at in range(0, room.size, PIECE_BYTES):
+            if stop.is_set():
+                return None
+            room[at : at + PIECE_BYTES] = self._file[at : at + PIECE_BYTES]
+        return room
+
+    def move_to(self, room: np.ndarray) -> list[np.ndarray]:
+        """Use a copy from now on. Returns what keeps the old addresses valid."""
+        before = self.tensors
+        self._file = room
+        self._place(room)
+        return before
+
+    def _place(self, data: np.ndarray) -> None:
+        self.tensors = [_aligned(data[span]) for span in self._spans]
         self.addresses = [tensor.ctypes.data for tensor in self.tensors]
 
     def close(self) -> None:
-        """Drop the mapping. The addresses are invalid from here on."""
-        self.tensors, self.addresses = [], []
+        """Drop the memory. The addresses are invalid from here on."""
+        self._file, self.tensors, self.addresses = np.empty(0, np.uint8), [], []
 
 
 def _spans(data: np.ndarray, where: str) -> dict[str, tuple[int, int]]:

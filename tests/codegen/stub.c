@@ -41,15 +41,24 @@ static uint64_t mix(uint64_t h, uint64_t word) {
 
 int32_t octavo_abi(void) { return 3; }
 
+static int holds_weights(const engine* e) {
+  for (int i = 0; i < 5; i++)
+    if (e->w0[i] != i) return 0;
+  for (int i = 0; i < 48; i++)
+    if (e->w1[i] != i) return 0;
+  return 1;
+}
+
 void* octavo_open(const void* const* weights, int32_t num_weights, int32_t num_threads) {
   if (num_weights != 2 || num_threads == 77) return NULL;
   engine* e = malloc(sizeof *e);
   *e = (engine){weights[0], weights[1], num_threads};
-  for (int i = 0; i < 5; i++)
-    if (e->w0[i] != i) return NULL;
-  for (int i = 0; i < 48; i++)
-    if (e->w1[i] != i) return NULL;
-  return e;
+  return holds_weights(e) ? e : NULL;
+}
+
+void octavo_set_weights(void* engine_, const void* const* weights) {
+  engine* e = engine_;
+  e->w0 = weights[0], e->w1 = weights[1];
 }
 
 static uint64_t* slot(const octavo_kv_group* g, int64_t s) {
@@ -61,7 +70,7 @@ static int64_t slot_at(const octavo_kv_group* g, int r, int p) {
 }
 
 int32_t octavo_forward(void* e, const octavo_step* s) {
-  (void)e;
+  if (!holds_weights(e)) return 15;
   uint64_t* states = s->arena;
   if ((uintptr_t)s->arena % 64 || s->num_groups != 1) return 1;
   const octavo_kv_group* g = s->groups;

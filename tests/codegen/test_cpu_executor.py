@@ -6,17 +6,19 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import runtime
-from runtime import ArtifactError, EngineError, ResourceError, Sampling
+from runtime import ArtifactError, EngineError, ResourceError, Sampling, machine
 from runtime.artifact import Artifact
 from runtime.cpu import CpuExecutor, Plan
 from runtime.executor import SampleArgs
 from runtime.scheduler import Limits
+from runtime.weights import Weights
 from tests.runtime import made
 from tests.runtime.fake import VOCAB, mix
 
@@ -113,6 +115,29 @@ def test_sampling_parameters_come_through_the_abi(artifact):
     executor.close()
     with pytest.raises(EngineError, match="closed"):
         executor.sample(np.zeros((2, VOCAB), np.float32), args)
+
+
+def test_weights_move_into_huge_pages_behind_a_running_engine(artifact, monkeypatch):
+    loaded, copy = threading.Event(), Weights.copy
+    monkeypatch.setattr(machine, "has_huge_pages", lambda: True)
+    monkeypatch.setattr(Weights, "copy", lambda self, stop: loaded.wait() and copy(self, stop))
+    with runtime.load(artifact) as engine:
+        weights = engine._executor._weights
+        mapped, held = list(weights.addresses), [bytes(t) for t in weights.tensors]
+        loaded.set()
+        engine._executor._mover.join()
+        assert not set(mapped) & set(weights.addresses)
+        assert [bytes(t) for t in weights.tensors] == held
+        assert runtime.generate(engine, PROMPTS[0], max_new_tokens=3)[0].token_ids == greedy(PROMPTS[0], 3)
+
+
+def test_a_large_file_stays_mapped(artifact, monkeypatch):
+    monkeypatch.setattr(machine, "has_huge_pages", lambda: True)
+    size = Artifact.open(artifact).manifest.files["weights/cpu.safetensors"].bytes
+    monkeypatch.setattr(machine, "free_memory", lambda: 2 * size)
+    executor = CpuExecutor(Artifact.open(artifact), Limits(16, 2, 2), [2], threads=1)
+    assert not executor._mover.is_alive()
+    executor.close()
 
 
 def test_a_failed_forward_fails_its_request_alone(artifact):

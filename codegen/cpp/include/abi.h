@@ -1,4 +1,4 @@
-// The C interface of a compiled model, version 2; docs/artifact.md says what each field means.
+// The C interface of a compiled model, version 3; docs/artifact.md says what each field means.
 #pragma once
 #include <cstdint>
 
@@ -54,5 +54,6 @@ OCTAVO_EXPORT void octavo_copy_blocks(void* engine, int32_t group, void* data, c
 OCTAVO_EXPORT void octavo_logprobs(void* engine, const float* logits, int32_t num_rows, const int32_t* ids, float* out);
 OCTAVO_EXPORT void octavo_record(void* engine, octavo_mark* marks, int64_t marks_per_thread);
 OCTAVO_EXPORT void octavo_measure(int32_t num_threads, const void* data, int64_t bytes, octavo_limits* limits);
+OCTAVO_EXPORT void octavo_set_weights(void* engine, const void* const* weights);
 OCTAVO_EXPORT void octavo_close(void* engine);
 }

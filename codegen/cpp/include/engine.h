@@ -46,6 +46,12 @@ void* octavo_open(const void* const* weights, int32_t num_weights, int32_t num_t
   }
 }
 
+void octavo_set_weights(void* engine, const void* const* weights) {
+  auto& e = *static_cast<octavo::Engine*>(engine);
+  std::lock_guard<std::mutex> lock(e.one_at_a_time);
+  e.weights.assign(weights, weights + octavo::NUM_WEIGHTS);
+}
+
 int32_t octavo_forward(void* engine, const octavo_step* step) {
   if (step->num_groups != octavo::NUM_GROUPS) return 1;
   auto& e = *static_cast<octavo::Engine*>(engine);
