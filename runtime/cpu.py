@@ -25,6 +25,7 @@ from runtime.step import Step
 from runtime.weights import Weights
 
 ABI = 3
+MOVER_NICE = 10  # a tenth of a core beside a busy step, so that the copy is there within seconds
 
 
 class CKVGroup(c.Structure):
@@ -174,8 +175,8 @@ class CpuExecutor:
         return engine
 
     def _move_weights(self) -> None:
-        """Copy the weights into huge pages at the lowest priority, and use the copy from then on."""
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        """Copy the weights into huge pages at a low priority, and use the copy from then on."""
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), MOVER_NICE)
         room = self._weights.copy(self._closing)
         if room is None:
             return
