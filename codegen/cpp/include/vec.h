@@ -153,6 +153,11 @@ INLINE double reduce_sum(D a) {
 INLINE float reduce_max(F a) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps((__m512)a.v[0]);
+#elif defined(__AVX2__)
+  __m256 x = (__m256)native_larger(a.v[0], a.v[1]);
+  __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  y = _mm_max_ps(y, _mm_movehl_ps(y, y));
+  return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
 #else
   float t[W];
   store(t, a);
