@@ -19,7 +19,7 @@ from threading import Event
 import numpy as np
 
 from runtime import machine
-from runtime.errors import ArtifactError
+from runtime.errors import ArtifactError, ResourceError
 from runtime.manifest import Fields, parse_json
 from runtime.memory import anonymous
 
@@ -54,8 +54,12 @@ class Weights:
         return machine.has_huge_pages() and self._file.size < machine.free_memory() * COPY_SHARE
 
     def copy(self, stop: Event) -> np.ndarray | None:
-        """The file in memory of huge pages, for move_to(); None if stopped."""
-        room = anonymous(self._file.size, "the weights")
+        """The file in memory of huge pages, for move_to(); None if stopped, or where a limit on the process's
+        addresses leaves no room."""
+        try:
+            room = anonymous(self._file.size, "the weights")
+        except ResourceError:
+            return None
         for at in range(0, room.size, PIECE_BYTES):
             if stop.is_set():
                 return None

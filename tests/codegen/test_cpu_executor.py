@@ -140,6 +140,20 @@ def test_a_large_file_stays_mapped(artifact, monkeypatch):
     executor.close()
 
 
+def test_weights_stay_mapped_where_a_copy_gets_no_memory(artifact, monkeypatch):
+    def refuse(size, what):
+        raise ResourceError(f"{size} bytes for {what}")
+
+    raised = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    monkeypatch.setattr(machine, "has_huge_pages", lambda: True)
+    monkeypatch.setattr("runtime.weights.anonymous", refuse)
+    with runtime.load(artifact) as engine:
+        engine._executor._mover.join()
+        assert runtime.generate(engine, PROMPTS[0], max_new_tokens=3)[0].token_ids == greedy(PROMPTS[0], 3)
+    assert not raised
+
+
 def test_a_failed_forward_fails_its_request_alone(artifact):
     with runtime.load(artifact) as engine:
         with pytest.raises(EngineError, match="octavo_forward failed with code 13"):
