@@ -30,7 +30,7 @@ def command(
     ] = 0,
     threads: Annotated[int | None, typer.Option(help="Default: the cores this process may use.")] = None,
     repeats: Annotated[int, typer.Option(help="Figures are medians over this many runs.", min=1)] = 3,
-    seed: Annotated[int, typer.Option(help="Of the random token ids.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the random token ids.", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure prefill and decode throughput, time to the first token, load time and peak memory.

@@ -26,7 +26,7 @@ def command(
     engine: Annotated[Path, typer.Argument(help="An engine artifact, NAME.octavo.")],
     prompt_tokens: Annotated[int, typer.Option(help="Prompt tokens of each request.", min=1)] = 512,
     context_tokens: Annotated[int, typer.Option(help="Cached tokens before the prompt.", min=0)] = 0,
-    requests: Annotated[int, typer.Option(help="Requests at once.", min=1)] = 1,
+    requests: Annotated[int, typer.Option(help="Requests at once.", min=1, max=2**20)] = 1,
     threads: Annotated[
         int | None, typer.Option(help="Default: the cores this process may use.", min=1)
     ] = None,

@@ -86,6 +86,14 @@ def test_a_users_mistake_is_one_line_and_exit_code_two(args: list[str], message:
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "option", "value"), [("bench", "--seed", "-1"), ("profile", "--requests", str(2**20 + 1))]
+)
+def test_a_number_out_of_its_range_is_refused(command: str, option: str, value: str) -> None:
+    done = octavo(command, "nowhere.octavo", option, value, COLUMNS="200")
+    assert done.returncode == 2 and f"Invalid value for '{option}': {value}" in done.stderr
+
+
 def test_a_runtime_without_the_compiler_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['sympy'] = None")
     done = octavo("opt", "-", "-p", "dce", stdin=DEAD, PYTHONPATH=str(tmp_path))
