@@ -4,8 +4,9 @@
 
 namespace octavo {
 
+// Values of k that lie side by side, in packed rows [K/STEP][R][STEP] as in weights [K/STEP][16][STEP].
 template <class T>
-constexpr int STEP = 4 / sizeof(T);  // values of k that lie side by side, in rows [K/STEP][R][STEP] as in weights [K/STEP][16][STEP]
+constexpr int STEP = 4 / sizeof(T);
 
 constexpr int64_t padded(int64_t K, int64_t step) { return (K + step - 1) / step * step; }
 

@@ -20,7 +20,7 @@ constexpr int MAX_ROWS = LANES == 16 ? 16 : LANES == 8 ? 6 : 3;  // rows whose s
 // which is little behind a tile of up to 16 rows.
 template <class X>
 constexpr int64_t STREAM_AHEAD = DOTS<X> && LANES < 16 ? 256 : 1024;
-constexpr int64_t CHUNK = 128, LONG_CHUNK = 256;                 // of K: what stays in the first cache beside few tiles, many
+constexpr int64_t CHUNK = 128, LONG_CHUNK = 256;                 // steps along K: what the first cache holds beside few tiles, many
 constexpr int64_t MANY_TILES = 8;
 constexpr int64_t MOST_TILES = 256 / MAX_ROWS;                   // whose sums are kept at once
 
@@ -101,11 +101,12 @@ INLINE const float* weights_for(const float*, const bf16* w, int64_t K, float* r
 
 // sums[row - first row][16] of the rows of tiles first..last-1 with one panel.
 template <class T, class X>
-inline void panel_sums(const X* packed, RowTiles tiles, int64_t first, int64_t last, const T* w, int64_t depth, float* sums) {
+inline void panel_sums(const X* packed, RowTiles tiles, int64_t first, int64_t last, const T* w, int64_t depth,
+                       float* sums) {
   constexpr bool WIDENED = sizeof(X) != sizeof(T);
   int64_t count = last - first;
   bool streams = count == 1 && !WIDENED;
-  int64_t chunk = streams ? depth : count < MANY_TILES ? CHUNK : LONG_CHUNK;
+  int64_t chunk = streams ? depth : (count < MANY_TILES ? CHUNK : LONG_CHUNK) * STEP<X>;
   alignas(64) float room[WIDENED ? LONG_CHUNK * W : 1];
   for (int64_t k = 0; k < depth; k += chunk) {
     int64_t length = k + chunk < depth ? chunk : depth - k, steps = length / STEP<X>;
@@ -123,7 +124,8 @@ inline void panel_sums(const X* packed, RowTiles tiles, int64_t first, int64_t l
 
 // The panels with packed rows; threads draw a panel, or a pair, and a span of the rows.
 template <bool PAIRED, class T, class X, class Epilogue>
-inline void linear_panels(Thread& th, const X* packed, RowTiles tiles, int64_t depth, int64_t N, const T* w, Epilogue epilogue) {
+inline void linear_panels(Thread& th, const X* packed, RowTiles tiles, int64_t depth, int64_t N, const T* w,
+                          Epilogue epilogue) {
   constexpr int64_t PANELS = PAIRED ? 2 : 1, MOST_SUMS = MOST_TILES * MAX_ROWS * W;
   int64_t units = (N + W - 1) / W, least = (tiles.count + MOST_TILES - 1) / MOST_TILES;
   int64_t wanted = (4 * th.count + units - 1) / units;  // few panels are split by rows, so that all threads work
