@@ -43,6 +43,23 @@ class Session(Protocol):
         ...
 
 
+class PrefixCachingSession:
+    """A session of an engine that finds a prompt's start in its own cache."""
+
+    def __init__(self) -> None:
+        self._context: list[int] = []
+
+    def run(self, context: list[int], prompts: list[list[int]], new_tokens: int) -> Turn:
+        if context and context != self._context:
+            self.complete([context], 1)
+            self._context = context
+        return self.complete([context + prompt for prompt in prompts], new_tokens)
+
+    def complete(self, prompts: list[list[int]], new_tokens: int) -> Turn:
+        """Greedily, all at once, and timed."""
+        raise NotImplementedError
+
+
 def serve(make: Any) -> None:
     """Be the worker. make: the Session class."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a stopped worker would outlive its parent

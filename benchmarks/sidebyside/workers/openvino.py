@@ -10,13 +10,13 @@ import numpy as np
 import openvino
 import openvino_genai as lib
 
-from sidebyside.worker import Turn, serve
+from sidebyside.worker import PrefixCachingSession, Turn, serve
 from sidebyside.workloads import Times
 
 CACHE_GB = 2
 
 
-class Session:
+class Session(PrefixCachingSession):
     def __init__(self, model: Path, num_threads: int, dtype: str) -> None:
         scheduler = lib.SchedulerConfig()
         scheduler.cache_size, scheduler.enable_prefix_caching = CACHE_GB, True
@@ -27,17 +27,11 @@ class Session:
         self._pipe = lib.ContinuousBatchingPipeline(
             str(model), scheduler_config=scheduler, device="CPU", properties=properties
         )
-        self._context: list[int] = []
+        super().__init__()
         self._submitted = 0
         self.facts: dict[str, Any] = {"openvino-genai": lib.__version__, "openvino": openvino.__version__}
 
-    def run(self, context: list[int], prompts: list[list[int]], new_tokens: int) -> Turn:
-        if context and context != self._context:
-            self._timed([context], 1)
-            self._context = context
-        return self._timed([context + prompt for prompt in prompts], new_tokens)
-
-    def _timed(self, prompts: list[list[int]], new_tokens: int) -> Turn:
+    def complete(self, prompts: list[list[int]], new_tokens: int) -> Turn:
         config = lib.GenerationConfig(
             max_new_tokens=new_tokens, min_new_tokens=new_tokens, ignore_eos=True, do_sample=False
         )

