@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from codegen.cpp import Kernel
-from codegen.cpp.kv_block import block_bytes
+from codegen.kv_block import block_bytes
 from compiler.importers import ModelInfo
 from ir.graph import Graph
 from ir.types import KV

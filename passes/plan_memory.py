@@ -31,16 +31,20 @@ class Life:
 
 @dataclass(frozen=True)
 class PlanMemory(Pass):
+    """device: the kind that kernels' scratch space is for, "cpu" or "gpu"."""
+
+    device: str = "cpu"
+
     def run(self, graph: Graph) -> Result:
         schedule = Schedule.of(graph)
-        buffer_of, sizes = _assign(lifetimes(schedule))
+        buffer_of, sizes = _assign(lifetimes(schedule, self.device))
         ops = tuple(_annotate(op, schedule, buffer_of) for op in graph.ops)
         planned = replace(graph, ops=ops, arena=sizes)
-        check_plan(planned)
+        check_plan(planned, self.device)
         return Result(planned, len(sizes))
 
 
-def lifetimes(schedule: Schedule) -> list[Life]:
+def lifetimes(schedule: Schedule, device: str = "cpu") -> list[Life]:
     """Every value and scratch space that needs a buffer, in order of birth."""
     first: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -54,7 +58,7 @@ def lifetimes(schedule: Schedule) -> list[Life]:
                     first.setdefault(root, index)
                     last[root] = index
             types |= {o.name: o.type for o in op.outs if isinstance(o.type, Tensor)}
-            if (need := scratch_bytes(op)) != 0:
+            if (need := scratch_bytes(op, device)) != 0:
                 scratch.append(Life(scratch_name(op), index, index, need))
     for value in schedule.graph.outputs:
         if (root := schedule.root(value.name)) is not None:

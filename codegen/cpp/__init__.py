@@ -20,10 +20,10 @@ from codegen.cpp.build import (
     find_level,
 )
 from codegen.cpp.context import CodegenError, Context, dtype_of, shape_of
-from codegen.cpp.evaluate import Reader
 from codegen.cpp.forward import print_forward
 from codegen.cpp.pack import pack_weights
 from codegen.cpp.weights import PackedWeight
+from codegen.evaluate import Reader
 from ir.graph import Graph
 from ir.types import DType
 from passes.memory.sizes import linear_form

@@ -7,9 +7,9 @@ from typing import cast
 
 from codegen.cpp.context import STEP_INPUTS, CodegenError, Context, refuse, shape_of
 from codegen.cpp.kernels import KERNELS
-from codegen.cpp.kv_block import block_bytes
 from codegen.cpp.pointwise import Group, Operand, operand_strides, print_group
 from codegen.cpp.spelling import comment, ctype, key, size
+from codegen.kv_block import block_bytes
 from ir.graph import Graph, Op, Value, Weight, tensor_of
 from ir.text import print_op
 from ir.types import KV, Tensor

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from codegen.cpp import moves, rows
 from codegen.cpp.context import Context, dtype_of, refuse, shape_of
-from codegen.cpp.kv_block import block_bytes, keys_in_lanes, stream_offsets
 from codegen.cpp.spelling import call, ctype, literal, size
+from codegen.kv_block import block_bytes, keys_in_lanes, stream_offsets
 from ir.dims import product
 from ir.graph import Op, Value, Weight
 from ir.types import KV, DType

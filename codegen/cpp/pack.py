@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from codegen.cpp.evaluate import Evaluator, Reader
 from codegen.cpp.weights import PANEL, PackedWeight
+from codegen.evaluate import Evaluator, Reader
 from ir.graph import Graph
 from ir.types import DType
 

@@ -12,13 +12,14 @@ from passes.memory.schedule import Kernel, Schedule
 from passes.memory.sizes import PlanError, bytes_of, exceeds, scratch_bytes, scratch_name
 
 
-def check_plan(graph: Graph) -> None:
+def check_plan(graph: Graph, device: str = "cpu") -> None:
     """Replays the plan: what a kernel reads must still be what was written. Raises PlanError.
 
     Independent of the assignment: it keeps, for each buffer, the name of what it holds.
     """
     schedule = Schedule.of(graph)
-    replay = _Replay(schedule, {o.name: op.attr("at")[i] for op in graph.ops for i, o in enumerate(op.outs)})
+    buffer = {o.name: op.attr("at")[i] for op in graph.ops for i, o in enumerate(op.outs)}
+    replay = _Replay(schedule, buffer, device)
     for kernel in schedule.kernels:
         replay.run(kernel)
     for value in graph.outputs:
@@ -29,6 +30,7 @@ def check_plan(graph: Graph) -> None:
 class _Replay:
     schedule: Schedule
     buffer: Mapping[str, int]
+    device: str
     holds: dict[int, str] = field(default_factory=dict[int, str])
 
     def read(self, value: Value) -> int | None:
@@ -62,5 +64,5 @@ class _Replay:
                 kept = out.name not in kernel.inside and out.name not in self.schedule.given
                 if isinstance(out.type, Tensor) and kept and self.schedule.root(out.name) == out.name:
                     yield out.name, at[index], bytes_of(out.type)
-            if (need := scratch_bytes(op)) != 0:
+            if (need := scratch_bytes(op, self.device)) != 0:
                 yield scratch_name(op), at[-1], need

@@ -8,11 +8,12 @@ from typing import Any, cast
 import sympy
 
 from ir.dims import Dim, free_names, normalize, product, symbol
-from ir.graph import Op, tensor_of
-from ir.types import Tensor
+from ir.graph import Op, Value, tensor_of
+from ir.types import KV, Tensor
 
 SIZES = ("T", "R", "Q")
 PARTIALS = 64  # (token, partition) pairs whose attention may be computed apart; attention.h counts on it
+SPLITS = 16  # partitions of a decoding request's keys on a GPU; codegen/triton/attention.py counts on it
 Form = Mapping[str, int]  # bytes as a linear form: a coefficient for each of SIZES, "" the constant
 
 
@@ -24,8 +25,12 @@ def scratch_name(op: Op) -> str:
     return f"{op.outs[0].name}.scratch"
 
 
-def scratch_bytes(op: Op) -> Dim:
-    """Bytes of scratch space that an op's kernel needs."""
+def scratch_bytes(op: Op, device: str = "cpu") -> Dim:
+    """Bytes of scratch space that an op's kernel needs on a kind of device, "cpu" or "gpu"."""
+    return _SCRATCH[device](op)
+
+
+def _cpu_scratch(op: Op) -> Dim:
     if op.kind == "linear":  # rows of floats, of an even number of them
         *rows, width = tensor_of(op.args[0]).shape
         return normalize(sympy.Integer(4) * product(tuple(rows)) * (-(-int(cast(Any, width)) // 2) * 2))
@@ -33,6 +38,24 @@ def scratch_bytes(op: Op) -> Dim:
         heads, size = tensor_of(op.out).shape[1:]
         return 4 * PARTIALS * int(heads) * (-(-int(size) // 16) * 16 + 2)
     return 0
+
+
+def _gpu_scratch(op: Op) -> Dim:
+    """Each request's decoding heads leave a partial result of every partition of its keys."""
+    if op.kind != "paged_attention":
+        return 0
+    heads, size = (int(cast(Any, d)) for d in tensor_of(op.out).shape[1:])
+    kv = cast(KV, cast(Value, op.args[1]).type)
+    rows = kv.streams[0].heads * decode_rows(heads // kv.streams[0].heads)
+    return normalize(sympy.Integer(4) * symbol("R") * rows * SPLITS * (size + 2))
+
+
+def decode_rows(group: int) -> int:
+    """Rows of a decoding request's tile for one key/value head: tokens times query heads that share it."""
+    return max(16, 1 << (group - 1).bit_length())
+
+
+_SCRATCH = {"cpu": _cpu_scratch, "gpu": _gpu_scratch}
 
 
 def bytes_of(type_: Tensor) -> Dim:

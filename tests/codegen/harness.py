@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from codegen import cpp
-from codegen.cpp.kv_block import block_bytes, keys_in_lanes, stream_offsets
+from codegen.kv_block import block_bytes, keys_in_lanes, stream_offsets
 from ir.build import GraphBuilder
 from ir.dims import Bounds, symbol
 from ir.graph import Graph, Value, Weight
@@ -64,10 +64,10 @@ def level(name: str) -> Any:
     return next(level for level in cpp.LEVELS if level.name == name)
 
 
-def lower(text: str | Graph) -> Graph:
+def lower(text: str | Graph, device: str = "cpu") -> Graph:
     graph = parse(text) if isinstance(text, str) else text
     verify(graph)
-    for step in (GroupPointwise(), PlanMemory()):
+    for step in (GroupPointwise(), PlanMemory(device)):
         graph = step.run(graph).graph
         verify(graph)
     return graph

@@ -1,0 +1,52 @@
+"""The Triton targets: `generate` source and launches from a graph, `build` binaries without the device.
+
+The graph is the one that the C++ target takes: in the paged form, with its memory planned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from codegen.triton.context import CodegenError, Context
+from codegen.triton.devices import DEVICES, Device, UnknownTarget, find_device
+from codegen.triton.forward import print_forward
+from codegen.triton.launch import Kernel
+from codegen.triton.weights import PlainWeight
+from ir.graph import Graph
+
+
+@dataclass(frozen=True)
+class Generated:
+    """source: kernels.py. kernels: the binaries to make of it. plan: plan.json."""
+
+    device: Device
+    graph: Graph
+    source: str
+    kernels: tuple[Kernel, ...]
+    weights: tuple[PlainWeight, ...]
+    plan: dict[str, Any]
+
+    @property
+    def weight_order(self) -> list[str]:
+        return [w.name for w in self.weights]
+
+
+def generate(graph: Graph, device: Device, *, invariant: bool = False) -> Generated:
+    """Source, kernels, weights and plan. Raises CodegenError naming an op without a kernel, and its loc."""
+    ctx = Context.of(graph, device, invariant)
+    plan = print_forward(ctx)
+    source = ctx.module.source(f"Kernels of the model {_plain(graph.name)} for {device.target}; generated.")
+    return Generated(graph=graph, device=device, source=source, kernels=tuple(ctx.module.kernels.values()),
+                     weights=tuple(ctx.weights.order), plan=plan)  # fmt: skip
+
+
+def _plain(name: str) -> str:
+    """A name that can stand in a docstring."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in " ._-") else "?" for c in name)
+
+
+__all__ = [
+    "DEVICES", "CodegenError", "Device", "Generated", "Kernel", "PlainWeight", "UnknownTarget",
+    "find_device", "generate",
+]  # fmt: skip
