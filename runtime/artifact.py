@@ -10,12 +10,12 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from runtime import machine
 from runtime.errors import ArtifactError
 from runtime.hashes import file_hash
-from runtime.manifest import CpuTarget, FileEntry, Kernel, Manifest, parse_manifest
+from runtime.manifest import CpuTarget, FileEntry, Kernel, Manifest, Target, parse_manifest
 
 MAX_MANIFEST = 64 << 20
 Verify = Literal["full", "fast"]
@@ -50,16 +50,31 @@ class Artifact:
         artifact.check_files(weights=verify == "full")
         return artifact
 
+    def target(self, name: str) -> Target:
+        """What was compiled for a target, by the name that --target takes."""
+        if name not in self.manifest.targets:
+            built = ", ".join(self.manifest.targets) or "none"
+            raise ArtifactError(
+                f"no target {name!r} (built: {built})",
+                where=str(self.root),
+                todo=f"Load it for a target that is there, or compile the model with --target {name}",
+            )
+        return self.manifest.targets[name]
+
     @property
     def cpu(self) -> CpuTarget:
-        if self.manifest.cpu is None:
-            built = ", ".join(self.manifest.raw["targets"]) or "none"
+        return cast(CpuTarget, self.target("cpu"))
+
+    def weights(self, name: str = "cpu") -> str:
+        """The file of a target's weights. Raises ArtifactError where there are shapes alone."""
+        found = self.target(name).weights
+        if found is None:
             raise ArtifactError(
-                f"no target 'cpu' (built: {built})",
+                "it has no weights: it was compiled from shapes alone",
                 where=str(self.root),
-                todo="Compile the model with --target cpu",
+                todo="Inspect it, or compile a checkpoint without --no-weights",
             )
-        return self.manifest.cpu
+        return found
 
     def path(self, name: str) -> Path:
         """The place of a file that the manifest lists."""
@@ -75,7 +90,7 @@ class Artifact:
 
     def check_files(self, *, weights: bool) -> None:
         """Compare sizes of all files, and SHA-256s of all or of all but the weights."""
-        skip = set() if weights or self.manifest.cpu is None else {self.manifest.cpu.weights}
+        skip = set() if weights else {target.weights for target in self.manifest.targets.values()}
         for name, entry in self.manifest.files.items():
             place = _locate(self.root, name)
             size = place.stat().st_size

@@ -17,7 +17,7 @@ import numpy as np
 
 from runtime.artifact import Artifact
 from runtime.errors import ArtifactError, EngineError, ResourceError
-from runtime.executor import SampleArgs, Sampled
+from runtime.executor import SampleArgs, Sampled, broken_rows
 from runtime.manifest import Fields, parse_json
 from runtime.memory import anonymous
 from runtime.scheduler import Limits
@@ -131,7 +131,12 @@ class SampleCall:
 
 
 class CpuExecutor:
-    """See runtime.executor.Executor. What is derived from a step's or a call's arrays is kept."""
+    """See runtime.executor.Executor. What is derived from a step's or a call's arrays is kept.
+
+    Logits are the rows themselves, f32 [Q, V].
+    """
+
+    target = "cpu"
 
     def __init__(
         self,
@@ -153,7 +158,7 @@ class CpuExecutor:
             for count, group in zip(num_blocks, artifact.manifest.kv_groups, strict=True)
         ]
         self._groups = (CKVGroup * len(self._pools))()
-        self._weights = Weights(artifact.path(target.weights), target.weight_order)
+        self._weights = Weights(artifact.path(artifact.weights()), target.weight_order)
         self._engine: int | None = self._open(threads)
         self._step: Step | None = None
         self._sampling: SampleCall | None = None
@@ -214,6 +219,12 @@ class CpuExecutor:
         out = np.empty(len(ids), np.float32)
         self._library.octavo_logprobs(self._handle, _address(logits), len(ids), _address(ids), _address(out))
         return out
+
+    def broken_rows(self, logits: np.ndarray) -> list[int]:
+        return broken_rows(logits)
+
+    def download(self, logits: np.ndarray) -> np.ndarray:
+        return logits
 
     def copy_blocks(self, group: int, pairs: np.ndarray) -> None:
         data = _address(self._pools[group])

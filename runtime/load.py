@@ -43,7 +43,7 @@ def load(
     num_threads = _count("threads", threads, machine.default_threads())
     artifact = Artifact.open(path, verify=verify, digest=digest)
     model, groups = artifact.manifest.model, artifact.manifest.kv_groups
-    weight_bytes = artifact.manifest.files[artifact.cpu.weights].bytes
+    weight_bytes = artifact.manifest.files[artifact.weights()].bytes
     counts = plan_blocks(groups, limits, model.max_context, kv_blocks, kv_memory, held=weight_bytes)
     cache = Cache(
         [Group(count, group.window) for count, group in zip(counts, groups, strict=True)],

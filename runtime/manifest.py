@@ -17,6 +17,8 @@ from runtime.hashes import manifest_digest
 FORMAT, VERSION = "octavo", 1
 MAX_INT32 = 2**31 - 1
 SHA256 = re.compile(r"[0-9a-f]{64}")
+TARGET_NAME = re.compile(r"[A-Za-z0-9_:.-]{1,64}")
+GPU_BACKENDS = ("cuda", "hip", "interpret")
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,36 @@ class Kernel:
 
 @dataclass(frozen=True)
 class CpuTarget:
+    """weights: None in an artifact of shapes alone (octavo compile --no-weights)."""
+
     graph: str
     plan: str
-    weights: str
+    weights: str | None
     weight_order: tuple[str, ...]
     kernels: tuple[Kernel, ...]
+
+
+@dataclass(frozen=True)
+class GpuTarget:
+    """kernels: the file that lists the binaries (runtime.gpu). source: of all kernels.
+
+    weights: None in an artifact of shapes alone. invariant: one order of accumulation whatever the step.
+    """
+
+    name: str  # as --target spells it
+    backend: str
+    arch: str
+    graph: str
+    plan: str
+    kernels: str
+    source: str
+    weights: str | None
+    weight_order: tuple[str, ...]
+    invariant: bool
+    built_by: Mapping[str, str]  # tool -> version
+
+
+Target = CpuTarget | GpuTarget
 
 
 @dataclass(frozen=True)
@@ -68,7 +95,7 @@ class Manifest:
     model: Model
     tokenizer_files: tuple[str, ...]
     kv_groups: tuple[KVGroup, ...]
-    cpu: CpuTarget | None
+    targets: Mapping[str, Target]
     files: Mapping[str, FileEntry]
     raw: Mapping[str, Any]
 
@@ -107,6 +134,15 @@ class Fields:
 
     def path(self, name: str) -> str:
         return safe_path(self.text(name), f"{self.where}.{name}")
+
+    def optional_path(self, name: str) -> str | None:
+        return None if self.get(name) is None else self.path(name)
+
+    def boolean(self, name: str) -> bool:
+        value = self.get(name)
+        if not isinstance(value, bool):
+            raise self.bad(name, "true or false")
+        return value
 
     def object(self, name: str) -> Fields:
         return Fields(self.get(name), f"{self.where}.{name}")
@@ -183,7 +219,7 @@ def parse_manifest(data: bytes) -> Manifest:
         model=_model(top.object("model")),
         tokenizer_files=_tokenizer(top),
         kv_groups=_groups(top),
-        cpu=_cpu(top),
+        targets=_targets(top.object("targets")),
         files=_files(top.object("files")),
         raw=raw,
     )
@@ -254,11 +290,14 @@ def _group(fields: Fields) -> KVGroup:
     return KVGroup(fields.integer("layers", 1, 2**20), fields.optional("window", 1), block, block_bytes)
 
 
-def _cpu(top: Fields) -> CpuTarget | None:
-    targets = top.object("targets")
-    if "cpu" not in targets.value:
-        return None
-    fields = targets.object("cpu")
+def _targets(fields: Fields) -> dict[str, Target]:
+    for name in fields.value:
+        if not TARGET_NAME.fullmatch(name):
+            raise fields.bad(name, "called by letters, digits and _:.-")
+    return {n: _cpu(fields.object(n)) if n == "cpu" else _gpu(n, fields.object(n)) for n in fields.value}
+
+
+def _cpu(fields: Fields) -> CpuTarget:
     kernels = tuple(
         Kernel(k.text("isa"), k.text("arch"), k.texts("features", 256), k.path("file"))
         for k in fields.objects("kernels", 64)
@@ -266,9 +305,28 @@ def _cpu(top: Fields) -> CpuTarget | None:
     return CpuTarget(
         fields.path("graph"),
         fields.path("plan"),
-        fields.path("weights"),
+        fields.optional_path("weights"),
         fields.texts("weight_order", 2**20),
         kernels,
+    )
+
+
+def _gpu(name: str, fields: Fields) -> GpuTarget:
+    if fields.text("backend") not in GPU_BACKENDS:
+        raise fields.bad("backend", f"one of {', '.join(GPU_BACKENDS)}")
+    tools = fields.object("built_by")
+    return GpuTarget(
+        name=name,
+        backend=fields.text("backend"),
+        arch=fields.text("arch"),
+        graph=fields.path("graph"),
+        plan=fields.path("plan"),
+        kernels=fields.path("kernels"),
+        source=fields.path("source"),
+        weights=fields.optional_path("weights"),
+        weight_order=fields.texts("weight_order", 2**20),
+        invariant=fields.boolean("invariant"),
+        built_by={tool: tools.text(tool) for tool in tools.value},
     )
 
 

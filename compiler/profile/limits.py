@@ -59,7 +59,7 @@ class Probe:
     """Measures the machine at a kernel's ISA level, reading a buffer of the weights' size (at most 1 GiB)."""
 
     def __init__(self, artifact: Artifact, threads: int, isa: str | None = None) -> None:
-        weight_bytes = artifact.manifest.files[artifact.cpu.weights].bytes
+        weight_bytes = artifact.manifest.files[artifact.weights()].bytes
         self._threads = threads
         self._buffer = np.ones(min(weight_bytes, MAX_BUFFER_BYTES), np.uint8)
         self._measure = ctypes.CDLL(str(artifact.path(artifact.kernel(isa).file))).octavo_measure

@@ -75,6 +75,34 @@ def default_files(library: bytes = b"not a library") -> dict[str, bytes]:
     }
 
 
+FOLDER = "targets/cuda-sm_90"
+
+
+def with_gpu(files: dict[str, bytes], weights: str | None = "weights/gpu.safetensors") -> dict[str, Any]:
+    """Adds the files of a target cuda:sm_90, and gives the manifest of both targets."""
+    named = {
+        "graph": "graph.ir",
+        "plan": "plan.json",
+        "kernels": "kernels.json",
+        "source": "kernels/kernels.py",
+    }
+    files |= {f"{FOLDER}/{name}": b"content of " + name.encode() for name in named.values()}
+    files[f"{FOLDER}/kernels/norm.0.cubin"] = b"not a binary"
+    if weights is not None:
+        files[weights] = safetensors(WEIGHTS)
+    whole = manifest(files)
+    whole["targets"]["cuda:sm_90"] = {
+        "backend": "cuda",
+        "arch": "sm_90",
+        **{field: f"{FOLDER}/{name}" for field, name in named.items()},
+        "weights": weights,
+        "weight_order": ["w1", "w0"],
+        "invariant": False,
+        "built_by": {"triton": "3.9.0"},
+    }
+    return whole
+
+
 def write(root: Path, files: dict[str, bytes] | None = None, raw: dict[str, Any] | None = None) -> Path:
     files = default_files() if files is None else files
     for name, data in files.items():

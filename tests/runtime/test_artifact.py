@@ -136,6 +136,84 @@ def test_a_wrong_field_is_named(tmp_path, at, value):
         Artifact.open(tmp_path)
 
 
+def with_gpu(root, **options):
+    files = made.default_files()
+    raw = made.with_gpu(files, **options)
+    return made.write(root, files, raw)
+
+
+def test_targets_are_found_by_name(tmp_path):
+    artifact = Artifact.open(with_gpu(tmp_path))
+    gpu = artifact.target("cuda:sm_90")
+    assert (gpu.backend, gpu.arch, gpu.weight_order) == ("cuda", "sm_90", ("w1", "w0"))
+    assert artifact.read(gpu.plan) == b"content of plan.json"
+    assert artifact.target("cpu") is artifact.cpu
+    with pytest.raises(
+        ArtifactError, match=r"no target 'hip:gfx942' \(built: cpu, cuda:sm_90\).*--target hip"
+    ):
+        artifact.target("hip:gfx942")
+
+
+@pytest.mark.parametrize("name", ["kernels/norm.0.cubin", "kernels.json", "plan.json", "kernels/kernels.py"])
+def test_a_changed_byte_of_a_gpu_target_is_found(tmp_path, name):
+    with_gpu(tmp_path)
+    change(tmp_path / made.FOLDER / name)
+    with pytest.raises(ArtifactError, match="SHA-256") as caught:
+        Artifact.open(tmp_path, verify="fast")
+    assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["weights/cpu.safetensors", "weights/gpu.safetensors"])
+def test_no_targets_weights_are_hashed_in_a_fast_check(tmp_path, name):
+    with_gpu(tmp_path)
+    change(tmp_path / name, -1)
+    Artifact.open(tmp_path, verify="fast")
+    with pytest.raises(ArtifactError, match="SHA-256"):
+        Artifact.open(tmp_path)
+
+
+def test_shapes_alone_have_no_weights_to_load(tmp_path):
+    artifact = Artifact.open(with_gpu(tmp_path, weights=None))
+    assert artifact.weights("cpu") == "weights/cpu.safetensors"
+    with pytest.raises(ArtifactError, match="no weights.*without --no-weights"):
+        artifact.weights("cuda:sm_90")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("backend", "metal"),
+        ("backend", None),
+        ("arch", 90),
+        ("graph", "../graph.ir"),
+        ("plan", None),
+        ("kernels", "/kernels.json"),
+        ("source", ["kernels.py"]),
+        ("weights", "weights//gpu"),
+        ("weight_order", [1]),
+        ("invariant", 0),
+        ("built_by", None),
+        ("built_by", {"triton": 3.9}),
+    ],
+)
+def test_a_wrong_field_of_a_gpu_target_is_named(tmp_path, field, value):
+    files = made.default_files()
+    raw = made.with_gpu(files)
+    raw["targets"]["cuda:sm_90"][field] = value
+    made.write(tmp_path, files, raw)
+    with pytest.raises(ArtifactError, match=rf"{field}.*targets.cuda:sm_90|targets.cuda:sm_90.*{field}"):
+        Artifact.open(tmp_path)
+
+
+def test_a_target_has_a_plain_name(tmp_path):
+    files = made.default_files()
+    raw = made.with_gpu(files)
+    raw["targets"]["cuda\n"] = raw["targets"]["cuda:sm_90"]
+    made.write(tmp_path, files, raw)
+    with pytest.raises(ArtifactError, match="must be called by letters"):
+        Artifact.open(tmp_path)
+
+
 def test_symbolic_links_are_refused(tmp_path):
     outside = tmp_path / "outside"
     outside.write_bytes(made.default_files()["targets/cpu/graph.ir"])
