@@ -42,7 +42,8 @@ def compiled_logits(artifact: Artifact, batch: Batch) -> Array:
     try:
         for step in batch.steps:
             index = np.concatenate([batch.offset(r) + np.arange(lo, hi) for r, lo, hi in step])
-            logits[index] = executor.forward(_step(pack_step(batch, step, tables), len(groups)))
+            rows = executor.forward(_step(pack_step(batch, step, tables), len(groups)))
+            logits[index] = executor.download(rows)
     finally:
         executor.close()
     return logits

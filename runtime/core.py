@@ -13,7 +13,7 @@ import numpy as np
 
 from runtime.completion import Completion, Event, FinishReason, Timings, TokenLogprob
 from runtime.errors import EngineError
-from runtime.executor import Executor, Sampled
+from runtime.executor import Executor, Logits, Sampled
 from runtime.request import Request
 from runtime.rows import RowSampler, score_rows, token_logprob
 from runtime.scheduler import Chunk, Scheduler
@@ -100,14 +100,14 @@ class Core:
         self.counters.step_s += time.monotonic() - start
         return True
 
-    def _forward(self, step: Step) -> np.ndarray:
+    def _forward(self, step: Step) -> Logits:
         start = time.monotonic()
         logits = self.executor.forward(step)
         self.counters.forward_s += time.monotonic() - start
         return logits
 
-    def _results(self, chunks: Seq[Chunk], logits: np.ndarray) -> Results:
-        """What the rows of logits [Q, V] say. A request fails whose own rows hold a NaN."""
+    def _results(self, chunks: Seq[Chunk], logits: Logits) -> Results:
+        """What the step's rows say. A request fails whose own rows hold a NaN."""
         sampling, scoring = [c for c in chunks if c.sample], [c for c in chunks if c.score]
         try:
             rows = logits[: len(sampling)] if scoring else logits
@@ -116,7 +116,7 @@ class Core:
             return Results(sampling, sampled, scoring, scores)
         except EngineError as error:
             owners = sampling + [c for c in scoring for _ in c.score]
-            broken = np.flatnonzero(~np.isfinite(logits.max(axis=-1))).tolist()
+            broken = self.executor.broken_rows(logits)
             if not broken:
                 raise
             for row in broken:

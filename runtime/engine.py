@@ -29,6 +29,7 @@ from runtime.tokenizer import Tokenizer
 class Stats:
     """Counts since loading, and what is held now. blocks: per KV group."""
 
+    target: str  # what runs the steps, as --target spells it
     steps: int
     computed_tokens: int
     output_tokens: int
@@ -121,6 +122,7 @@ class Engine:
         free = [pool.num_free for pool in pools]
         total = [pool.num_blocks for pool in pools]
         return Stats(
+            target=self._executor.target,
             **asdict(self._core.counters),
             preemptions=scheduler.preemptions,
             prefix_hit_tokens=self._cache.hit_tokens,

@@ -9,6 +9,8 @@ import numpy as np
 
 from runtime.step import Step
 
+Logits = np.ndarray  # of a step's rows, where the executor has them: len() and rows[...] are the caller's
+
 
 @dataclass(frozen=True, slots=True)
 class SampleArgs:
@@ -47,17 +49,29 @@ class Sampled:
 class Executor(Protocol):
     """Opened with the step's limits and the blocks of each group; used by one thread at a time."""
 
-    def forward(self, step: Step) -> np.ndarray:
-        """Compute the step, write its keys and values into the cache, and return its logits, f32 [Q, V].
+    target: str  # what runs the steps, as --target spells it
 
-        They are a view that the next step overwrites. Raises EngineError.
+    def forward(self, step: Step) -> Logits:
+        """Compute the step, write its keys and values into the cache, and return its Q rows of logits.
+
+        The next step overwrites them. Raises EngineError, as all methods do where a device fails.
         """
         ...
 
-    def sample(self, logits: np.ndarray, args: SampleArgs) -> Sampled: ...
+    def sample(self, logits: Logits, args: SampleArgs) -> Sampled:
+        """One token per row. Raises EngineError where a row is broken (broken_rows)."""
+        ...
 
-    def logprobs(self, logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """Log-probability of one given token per row: f32 [Q]."""
+    def logprobs(self, logits: Logits, ids: np.ndarray) -> np.ndarray:
+        """Log-probability of one given token per row: f32 [Q]; NaN where a row is broken."""
+        ...
+
+    def broken_rows(self, logits: Logits) -> list[int]:
+        """The rows that hold a NaN or +infinity, or nothing but -infinity."""
+        ...
+
+    def download(self, logits: Logits) -> np.ndarray:
+        """The rows themselves, f32 [Q, V]; a view that the next step may overwrite."""
         ...
 
     def copy_blocks(self, group: int, pairs: np.ndarray) -> None:
@@ -65,3 +79,8 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def broken_rows(logits: np.ndarray) -> list[int]:
+    """See Executor.broken_rows. logits: f32 [Q, V]."""
+    return np.flatnonzero(~np.isfinite(logits.max(axis=-1))).tolist()

@@ -8,7 +8,7 @@ import numpy as np
 
 from runtime.completion import TokenLogprob
 from runtime.errors import EngineError
-from runtime.executor import Executor, SampleArgs, Sampled
+from runtime.executor import Executor, Logits, SampleArgs, Sampled
 from runtime.scheduler import Chunk
 from runtime.sequence import Sequence
 
@@ -21,8 +21,8 @@ class RowSampler:
         self._seqs: list[Sequence] = []
         self._args = SampleArgs.greedy(0, 0)
 
-    def sample(self, chunks: Seq[Chunk], logits: np.ndarray) -> Sampled:
-        """Sample the rows of the chunks that want it. logits: [Q, V], in the chunks' order."""
+    def sample(self, chunks: Seq[Chunk], logits: Logits) -> Sampled:
+        """Sample the rows of the chunks that want it. logits: in the chunks' order."""
         seqs = [c.seq for c in chunks]
         if seqs == self._seqs:
             self._args.position[:] = [seq.num_tokens for seq in seqs]
@@ -51,8 +51,8 @@ def token_logprob(sampled: Sampled, row: int, width: int) -> TokenLogprob:
     return TokenLogprob(int(sampled.ids[row]), float(sampled.logprobs[row]), _top(sampled, row, width))
 
 
-def score_rows(executor: Executor, chunks: Seq[Chunk], logits: np.ndarray) -> list[TokenLogprob]:
-    """The log-probability of each next prompt token. logits: [Q, V], in the order of the score ranges."""
+def score_rows(executor: Executor, chunks: Seq[Chunk], logits: Logits) -> list[TokenLogprob]:
+    """The log-probability of each next prompt token. logits: in the order of the score ranges."""
     ids = np.concatenate([c.seq.ids[c.score.start + 1 : c.score.stop + 1] for c in chunks])
     widths = [c.seq.request.sampling.prompt_logprobs or 0 for c in chunks for _ in c.score]
     logprobs = executor.logprobs(logits, ids)

@@ -40,7 +40,7 @@ class Stepper:
             computed, found = 0, []
             for chunk in chunks:
                 step = self._step(chunk, computed)
-                found.append(executor.forward(mutate(step)).copy())
+                found.append(executor.download(executor.forward(mutate(step))).copy())
                 computed += len(chunk)
         finally:
             executor.close()
@@ -59,7 +59,7 @@ class Stepper:
         executor = CpuExecutor(self.artifact, limits, [len(blocks)] * self.num_groups, threads=2)
         try:
             for chunks in steps:
-                logits = executor.forward(self._packed(prompts, chunks, tables))
+                logits = executor.download(executor.forward(self._packed(prompts, chunks, tables)))
                 ends = np.cumsum([hi - lo for _, lo, hi in chunks])
                 for (prompt, _, _), part in zip(chunks, np.split(logits, ends[:-1]), strict=True):
                     found[prompt].append(part.copy())

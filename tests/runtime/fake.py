@@ -12,7 +12,7 @@ from runtime import sampler
 from runtime.cache import Cache, Group
 from runtime.engine import Engine
 from runtime.errors import EngineError
-from runtime.executor import SampleArgs, Sampled
+from runtime.executor import Logits, SampleArgs, Sampled, broken_rows
 from runtime.manifest import Model
 from runtime.scheduler import Limits
 from runtime.step import Step
@@ -61,8 +61,10 @@ def _states(tokens: list[int], windows: list[int | None]) -> list[int]:
 
 class FakeExecutor:
     """Per group and slot two 64-bit words, garbage at first. fail: what forward raises. nan: the token whose
-    logits are NaN.
+    logits are NaN. What stands for the logits are the rows' numbers, in which nothing can be seen of them.
     """
+
+    target = "fake"
 
     def __init__(self, num_blocks: list[int], windows: list[int | None]) -> None:
         rng = np.random.default_rng(0)
@@ -73,7 +75,7 @@ class FakeExecutor:
         self.nan: int | None = None
         self.closed = False
 
-    def forward(self, step: Step) -> np.ndarray:
+    def forward(self, step: Step) -> Logits:
         if self.fail is not None:
             raise self.fail
         self._check(step)
@@ -85,7 +87,8 @@ class FakeExecutor:
         logits = np.array([logits_of(int(states[row])) for row in step.rows], np.float32)
         logits = logits.reshape(-1, VOCAB)
         logits[step.ids[step.rows] == self.nan] = np.nan
-        return logits
+        self._logits = logits
+        return np.arange(len(logits))
 
     def _token(self, step: Step, r: int, t: int) -> int:
         token, p = int(step.ids[t]), int(step.pos[t])
@@ -115,10 +118,10 @@ class FakeExecutor:
             for array in (slots, table):
                 assert array.dtype == np.int32 and array.flags.c_contiguous
 
-    def sample(self, logits: np.ndarray, args: SampleArgs) -> Sampled:
+    def sample(self, rows: Logits, args: SampleArgs) -> Sampled:
+        logits = self.download(rows)
         if np.isnan(logits).any():
             raise EngineError("octavo_sample failed with code 2")
-        rows = range(len(logits))
         ids = [
             sampler.sample(
                 logits[i],
@@ -130,18 +133,24 @@ class FakeExecutor:
                 sample_index=int(args.sample_index[i]),
                 position=int(args.position[i]),
             )
-            for i in rows
+            for i in range(len(logits))
         ]
-        tops = [sampler.top(logits[i], args.num_top) for i in rows]
+        tops = [sampler.top(row, args.num_top) for row in logits]
         return Sampled(
             np.array(ids, np.int32),
-            self.logprobs(logits, np.array(ids)),
+            self.logprobs(rows, np.array(ids)),
             np.array([t[0] for t in tops], np.int32),
             np.array([t[1] for t in tops], np.float32),
         )
 
-    def logprobs(self, logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        return sampler.log_softmax(logits)[np.arange(len(ids)), ids].astype(np.float32)
+    def logprobs(self, rows: Logits, ids: np.ndarray) -> np.ndarray:
+        return sampler.log_softmax(self.download(rows))[np.arange(len(ids)), ids].astype(np.float32)
+
+    def broken_rows(self, rows: Logits) -> list[int]:
+        return broken_rows(self.download(rows))
+
+    def download(self, rows: Logits) -> np.ndarray:
+        return self._logits[rows]
 
     def copy_blocks(self, group: int, pairs: np.ndarray) -> None:
         assert pairs.dtype == np.int32 and pairs.flags.c_contiguous
