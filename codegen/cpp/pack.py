@@ -1,34 +1,17 @@
-"""Packing weights for the kernels, a few rows at a time, straight into a memory-mapped safetensors file.
-
-The file's pages belong to the page cache; the process itself holds one chunk of rows.
-"""
+"""Packing weights in the layouts that the C++ kernels read."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from codegen.cpp.weights import PANEL, PackedWeight
 from codegen.evaluate import Evaluator, Reader
+from codegen.packing import CHUNK_BYTES, Array, Report, chunk_rows, fill_rows, write_tensors
 from ir.graph import Graph
-from ir.types import DType
-
-Array = np.ndarray[Any, np.dtype[Any]]
-Report = Callable[[int, int], None]
-
-CHUNK_BYTES = 16 << 20
-ALIGNMENT = 64
-
-_SAFETENSORS_NAMES = {
-    DType.F64: "F64", DType.F32: "F32", DType.BF16: "BF16", DType.I64: "I64", DType.I32: "I32",
-    DType.I8: "I8", DType.U8: "U8", DType.BOOL: "BOOL",
-}  # fmt: skip
 
 
 def pack_weights(
@@ -40,67 +23,20 @@ def pack_weights(
     chunk_bytes: int = CHUNK_BYTES,
 ) -> None:
     """Write every weight in its layout. report(done, total) counts bytes."""
-    total, done = sum(w.bytes for w in order), 0
-    offsets, start = _write_header(path, order)
     evaluator = Evaluator(graph, reader)
-    for weight, offset in zip(order, offsets, strict=True):
-        if weight.bytes:
-            file = np.memmap(path, np.uint8, "r+", start + offset, (weight.bytes,))
-            _pack(weight, evaluator, file.view(weight.dtype.numpy).reshape(weight.packed_shape), chunk_bytes)
-            file.flush()
-        done += weight.bytes
-        report(done, total)
-
-
-def _write_header(path: Path, order: Sequence[PackedWeight]) -> tuple[list[int], int]:
-    """Write the header and make the file its full length.
-
-    Returns the tensors' offsets and where the data starts. The format allows no holes, so small filler
-    tensors keep every weight on a 64-byte boundary.
-    """
-    entries: dict[str, Any] = {}
-    offsets: list[int] = []
-    end = 0
-    for weight in order:
-        offsets.append(end)
-        entries[weight.name] = {
-            "dtype": _SAFETENSORS_NAMES[weight.dtype],
-            "shape": list(weight.packed_shape),
-            "data_offsets": [end, end + weight.bytes],
-        }
-        end += weight.bytes
-        if end % ALIGNMENT:
-            fill = ALIGNMENT - end % ALIGNMENT
-            entries[f"filler.{end}"] = {"dtype": "U8", "shape": [fill], "data_offsets": [end, end + fill]}
-            end += fill
-    header = json.dumps(entries).encode()
-    header += b" " * (-(len(header) + 8) % ALIGNMENT)
-    with path.open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        # Takes the room at once: on a full disk a mapped page that has none is a SIGBUS.
-        os.posix_fallocate(file.fileno(), 0, 8 + len(header) + end)
-    return offsets, 8 + len(header)
+    write_tensors(path, order, lambda weight, out: _pack(weight, evaluator, out, chunk_bytes), report)
 
 
 def _pack(weight: PackedWeight, evaluator: Evaluator, out: Array, chunk_bytes: int) -> None:
-    step = _chunk_rows(weight, chunk_bytes)
+    step = chunk_rows(weight, chunk_bytes)
     if weight.layout in ("plain", "table"):
-        _pack_plain(weight, evaluator, out, step)
+        fill_rows(weight, evaluator, out, chunk_bytes)
     elif weight.layout == "panels":
         _pack_panels(weight, evaluator, out, range(weight.shape[0]), step)
     else:
         half = weight.shape[0] // 2
         _pack_panels(weight, evaluator, out[0::2], range(half), step)
         _pack_panels(weight, evaluator, out[1::2], range(half, 2 * half), step)
-
-
-def _pack_plain(weight: PackedWeight, evaluator: Evaluator, out: Array, step: int) -> None:
-    if not weight.shape:
-        out[...] = evaluator.whole(weight.source)
-        return
-    for lo in range(0, weight.shape[0], step):
-        hi = min(lo + step, weight.shape[0])
-        out[lo:hi] = evaluator.rows(weight.source, lo, hi)
 
 
 def _pack_panels(weight: PackedWeight, evaluator: Evaluator, out: Array, rows: range, step: int) -> None:
@@ -114,8 +50,3 @@ def _pack_panels(weight: PackedWeight, evaluator: Evaluator, out: Array, rows: r
         missing = (len(target) * PANEL - len(part), math.prod(target.shape[1:]) // PANEL - part.shape[1])
         filled = np.pad(part, [(0, n) for n in missing]) if any(missing) else part
         target[...] = filled.reshape(len(target), PANEL, -1, *target.shape[3:]).swapaxes(1, 2)
-
-
-def _chunk_rows(weight: PackedWeight, chunk_bytes: int) -> int:
-    row_bytes = int(np.prod(weight.shape[1:], dtype=np.int64)) * max(4, weight.dtype.size_bytes)
-    return max(1, chunk_bytes // max(1, row_bytes))

@@ -1,13 +1,17 @@
-"""The Triton targets: `generate` source and launches from a graph, `build` binaries without the device.
+"""The Triton targets: `generate` source and launches from a graph, `pack` weights for all of them.
 
 The graph is the one that the C++ target takes: in the paged form, with its memory planned.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from codegen.evaluate import Evaluator, Reader
+from codegen.packing import Report, fill_rows, write_tensors
 from codegen.triton.context import CodegenError, Context
 from codegen.triton.devices import DEVICES, Device, UnknownTarget, find_device
 from codegen.triton.forward import print_forward
@@ -41,6 +45,13 @@ def generate(graph: Graph, device: Device, *, invariant: bool = False) -> Genera
                      weights=tuple(ctx.weights.order), plan=plan)  # fmt: skip
 
 
+def pack(targets: Sequence[Generated], reader: Reader, path: Path, progress: Report) -> None:
+    """Write the weights that targets of one graph read, each once. progress(done, total) counts bytes."""
+    order = {weight.name: weight for generated in targets for weight in generated.weights}
+    evaluator = Evaluator(targets[0].graph, reader)
+    write_tensors(path, [*order.values()], lambda weight, out: fill_rows(weight, evaluator, out), progress)
+
+
 def _plain(name: str) -> str:
     """A name that can stand in a docstring."""
     return "".join(c if c.isascii() and (c.isalnum() or c in " ._-") else "?" for c in name)
@@ -48,5 +59,5 @@ def _plain(name: str) -> str:
 
 __all__ = [
     "DEVICES", "CodegenError", "Device", "Generated", "Kernel", "PlainWeight", "UnknownTarget",
-    "find_device", "generate",
+    "find_device", "generate", "pack",
 ]  # fmt: skip

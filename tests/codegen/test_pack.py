@@ -75,6 +75,20 @@ def test_every_tensor_is_on_a_64_byte_boundary(tmp_path: Path) -> None:
     assert all((8 + length + header[w.name]["data_offsets"][0]) % 64 == 0 for w in order)
 
 
+def test_a_weight_may_have_any_name(tmp_path: Path) -> None:
+    """Even that of what fills the gaps."""
+    arrays = {name: np.full(5, n, np.float32) for n, name in enumerate(("a", "filler.20.plain", "filler.84"))}
+    order = [
+        PackedWeight(name, weight(name, 5), "plain", DType.F32, (5,))
+        for name in ("a", "filler.20.plain", "filler.84")
+    ]
+    order.insert(0, PackedWeight("filler.20", weight("a", 5), "plain", DType.F32, (5,)))
+    found = packed(GraphBuilder("g", {}).graph([]), arrays, order, tmp_path / "w")
+    for name in arrays:
+        assert np.array_equal(found[name], arrays[name])
+    assert np.array_equal(found["filler.20"], arrays["a"])
+
+
 @pytest.mark.parametrize("chunk", [1, 100, 10**9])
 def test_weight_ops_by_rows_are_the_whole_op(tmp_path: Path, chunk: int) -> None:
     rng = np.random.default_rng(2)
