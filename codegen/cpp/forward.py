@@ -7,9 +7,10 @@ from typing import cast
 
 from codegen.cpp.context import STEP_INPUTS, CodegenError, Context, refuse, shape_of
 from codegen.cpp.kernels import KERNELS
-from codegen.cpp.pointwise import Group, Operand, operand_strides, print_group
+from codegen.cpp.pointwise import Group, Operand, print_group
 from codegen.cpp.spelling import comment, ctype, key, size
 from codegen.kv_block import block_bytes
+from codegen.loops import operand_strides
 from ir.graph import Graph, Op, Value, Weight, tensor_of
 from ir.text import print_op
 from ir.types import KV, Tensor
@@ -215,7 +216,7 @@ def _operand(ctx: Context, arg: Value | Weight, shape: tuple[object, ...]) -> Op
         _, packed = ctx.weights.use(arg, "plain")
         type_ = Tensor(packed.dtype, type_.shape)
     first, strides = operand_strides(type_, cast("tuple[int, ...]", shape), ctx.ld(arg))
-    return Operand(type_, pointer, first, strides)
+    return Operand(type_, pointer, str(first), strides)
 
 
 def _deliver(ctx: Context) -> list[str]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from codegen.cpp.spelling import ctype, key, literal, size
-from ir.dims import Dim, product
+from codegen.loops import NoKernel, merged_axes
+from ir.dims import Dim
 from ir.graph import Arg, Op, Scalar, Value, Weight
 from ir.types import DType, Tensor
 
@@ -29,10 +30,6 @@ UNARY = {name: f"{name}({{0}})" for name in FUNCTIONS} | {"expand": "{0}"}
 VECTOR = BINARY | UNARY | {"neg": "neg({0})", "not": "~{0}", "where": "select({0}, {1}, {2})", "cast": "{0}"}
 SCALAR = BINARY | UNARY | {"neg": "-{0}", "not": "!{0}", "where": "{0} ? {1} : {2}"}
 POWERS = {2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}", 0.5: "sqrt({0})", -0.5: "rsqrt({0})", 1.0: "{0}"}
-
-
-class NoKernel(ValueError):
-    """An op of the lowered graph that the target has no kernel for."""
 
 
 @dataclass(frozen=True)
@@ -53,21 +50,6 @@ class Group:
     shape: tuple[Dim, ...]
     inputs: dict[str, Operand]
     outputs: dict[str, Operand]
-
-
-def operand_strides(type_: Tensor, shape: Sequence[Dim], ld: str) -> tuple[str, tuple[int, ...]]:
-    """Strides along each axis of `shape` of an operand that broadcasts to it; 0 where it does."""
-    own: list[Any] = [0] * (len(shape) - type_.rank)
-    for axis, dim in enumerate(type_.shape):
-        inner = product(type_.shape[axis + 1 :])
-        own.append(0 if dim == 1 else ld if axis == 0 else inner)
-    if not own:
-        return "0", ()
-    if any(isinstance(s, str) for s in own[1:]):  # fewer axes than the loop: rows are contiguous
-        own = [product(type_.shape[1:]) if isinstance(s, str) else s for s in own]
-    if not all(isinstance(s, int) for s in own[1:]):
-        raise NoKernel(f"an axis after the first has a symbolic size in {list(type_.shape)}")
-    return str(own[0]), tuple(own[1:])
 
 
 def is_vector(group: Group) -> bool:
@@ -105,20 +87,9 @@ def print_group(group: Group) -> tuple[str, list[str]]:
 
 
 def _axes(group: Group) -> list[tuple[int, dict[str, int]]]:
-    """The axes after the first, merged where every array allows it: (size, stride of each array)."""
+    """The axes after the first, merged where every array allows it."""
     arrays = {**group.inputs, **group.outputs}
-    axes: list[tuple[int, dict[str, int]]] = []
-    for index, dim in enumerate(group.shape[1:]):
-        if not isinstance(dim, int):
-            raise NoKernel(f"an axis after the first has the symbolic size {dim}")
-        if dim == 1:
-            continue
-        strides = {name: a.strides[index] for name, a in arrays.items()}
-        if axes and all(axes[-1][1][n] == strides[n] * dim for n in arrays):
-            axes[-1] = (axes[-1][0] * dim, strides)
-        else:
-            axes.append((dim, strides))
-    return axes
+    return merged_axes(group.shape[1:], {name: a.strides for name, a in arrays.items()})
 
 
 def _address(short: str, name: str, axes: Sequence[tuple[int, dict[str, int]]], count: int) -> str:
