@@ -8,8 +8,9 @@ import sympy
 from sympy.core.relational import Relational
 from sympy.logic.boolalg import And, Not, Or
 
+from codegen.masks import key_range
 from ir.dims import CeilDiv, FloorDiv, Table
-from ir.predicates import KEY, QUERY, conjuncts, is_causal, window, window_of
+from ir.predicates import KEY, QUERY
 
 
 def mask_struct(name: str, predicate: Any, table_columns: tuple[int, ...]) -> str:
@@ -17,42 +18,21 @@ def mask_struct(name: str, predicate: Any, table_columns: tuple[int, ...]) -> st
 
     table_columns: the row length of each boolean table.
     """
-    terms = [t for t in conjuncts(predicate) if not _is_range(t)]
-    size, chunk = window_of(predicate), _chunk_of(predicate)
-    lows = [f"q - {size - 1}"] if size is not None else []
-    lows += [f"q / {chunk} * {chunk}"] if chunk is not None else []
+    keys = key_range(predicate)
+    lows = [f"q - {keys.window - 1}"] if keys.window is not None else []
+    lows += [f"q / {keys.chunk} * {keys.chunk}"] if keys.chunk is not None else []
     low = f"maximum<int64_t>({', '.join(lows)})" if len(lows) == 2 else (lows or ["0"])[0]
-    high = "q + 1" if is_causal(predicate) else "INT64_MAX / 2"
-    sees = " && ".join(_print(t, table_columns) for t in terms) or "true"
+    high = "q + 1" if keys.causal else "INT64_MAX / 2"
+    sees = " && ".join(_print(t, table_columns) for t in keys.rest) or "true"
     tables = "".join(f"  const uint8_t* table{i};\n" for i in range(len(table_columns)))
     return (
         f"struct {name} {{\n{tables}"
-        f"  static constexpr bool GENERAL = {'true' if terms else 'false'};\n"
+        f"  static constexpr bool GENERAL = {'true' if keys.rest else 'false'};\n"
         f"  int64_t low([[maybe_unused]] int64_t q) const {{ return {low}; }}\n"
         f"  int64_t high([[maybe_unused]] int64_t q) const {{ return {high}; }}\n"
         f"  bool sees([[maybe_unused]] int64_t q, [[maybe_unused]] int64_t k) const {{ return {sees}; }}\n"
         "};\n"
     )
-
-
-def _is_range(term: Any) -> bool:
-    """Whether low and high say all that the term says."""
-    if is_causal(term):
-        return True
-    size = window_of(term)
-    return size is not None and window_of(And(term, window(size + 1))) == size
-
-
-def _chunk_of(predicate: Any) -> int | None:
-    """c if one of the terms is k // c == q // c."""
-    for term in conjuncts(predicate):
-        if isinstance(term, sympy.Eq):
-            sides = [cast(Any, s) for s in (term.lhs, term.rhs)]
-            if all(isinstance(s, FloorDiv) for s in sides) and {s.args[0] for s in sides} == {QUERY, KEY}:
-                (divisor, *others) = {s.args[1] for s in sides}
-                if not others and divisor.is_Integer:
-                    return int(divisor)
-    return None
 
 
 def _print(e: Any, columns: tuple[int, ...]) -> str:
