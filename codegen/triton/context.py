@@ -63,14 +63,14 @@ class Context:
     def is_constant(self, arg: Operand) -> bool:
         return isinstance(arg, Weight) or (isinstance(arg, Value) and arg.name in self.schedule.constants)
 
-    def pointer(self, arg: Value | Weight) -> Arg:
-        """An operand's or result's first element."""
+    def pointer(self, arg: Value | Weight, skip: Dim = 0) -> Arg:
+        """An operand's or result's first element, or that `skip` elements on; not in a constant."""
         dtype = dtype_of(arg)
         if self.is_constant(arg):
             index, packed = self.weights.use(arg)
             return Arg((("weight", index),), POINTERS[packed.dtype], True)
         place = self.places[cast(Value, arg).name]
-        offset = normalize(sympy.Integer(0) + place.offset * dtype.size_bytes)
+        offset = normalize((sympy.Integer(0) + place.offset + skip) * dtype.size_bytes)
         return self._at(place.root, POINTERS[dtype], offset)
 
     def _at(self, root: str, type_: str, offset: Dim) -> Arg:

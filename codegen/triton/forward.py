@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
-from codegen.triton.context import CodegenError, Context, refuse
+from codegen.triton.context import CodegenError, Context, refuse, shape_of
 from codegen.triton.kernels import KERNELS
 from codegen.triton.launch import Case
+from codegen.triton.moves import contiguous
+from codegen.triton.pointwise import Array, pointwise
+from ir.dims import product
+from ir.graph import Op
+from ir.ops import ANNOTATIONS
+from ir.text import print_op
 from ir.types import KV, Tensor
 from passes.group_pointwise import groupable
 from passes.memory.schedule import Kernel
@@ -23,8 +29,12 @@ def print_forward(ctx: Context) -> dict[str, Any]:
         raise CodegenError(f"graph @{graph.name}: the first output must be the logits")
     return {
         "buffers": [dict(linear_form(dim)) for dim in graph.arena],
-        "sections": {"forward": [_entry(ctx, kernel) for kernel in ctx.schedule.kernels]},
+        "sections": {"forward": _entries(ctx)},
     }
+
+
+def _entries(ctx: Context) -> list[dict[str, Any]]:
+    return [_entry(ctx, kernel) for kernel in ctx.schedule.kernels] + _deliver(ctx)
 
 
 def _entry(ctx: Context, kernel: Kernel) -> dict[str, Any]:
@@ -35,14 +45,32 @@ def _entry(ctx: Context, kernel: Kernel) -> dict[str, Any]:
 
 
 def print_kernel(ctx: Context, kernel: Kernel) -> list[Case]:
-    """Launches of one kernel of the schedule."""
+    """Launches of one kernel of the schedule. Raises CodegenError where the target has none for it."""
     op = kernel.ops[0]
-    if op.attr("group") is not None or groupable(op, ctx.schedule.constants):
-        raise refuse(op, "TODO pointwise")
-    printer = KERNELS.get(op.kind)
-    if printer is None:
-        raise refuse(op, "there is none")
-    return printer(ctx, op)
+    try:
+        if groupable(op, ctx.schedule.constants):
+            return pointwise(ctx, kernel)
+        if op.kind not in KERNELS:
+            raise refuse(op, "the target has none for this kind")
+        return KERNELS[op.kind](ctx, op)
+    except (ValueError, KeyError) as error:
+        reason = error if isinstance(error, CodegenError) else refuse(op, str(error))
+        raise CodegenError(f"{reason}\n  {_describe(op)}") from error
+
+
+def _describe(op: Op) -> str:
+    shown = {name: value for name, value in op.attrs.items() if name not in ANNOTATIONS}
+    return print_op(Op(op.kind, op.args, shown, op.outs, op.loc)).strip()
+
+
+def _deliver(ctx: Context) -> list[dict[str, Any]]:
+    """Copies the logits to the caller where no kernel could write them there."""
+    if ctx.schedule.logits is not None:
+        return []
+    out = ctx.graph.outputs[0]
+    width = product(shape_of(out)[1:])
+    cases = contiguous(ctx, out, Array(ctx.given("logits", "*fp32"), cast(int, width), (1,)))
+    return [{"op": "logits", "loc": "", "cases": [case.json for case in cases]}]
 
 
 def _check_inputs(ctx: Context) -> None:

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from codegen.triton import moves, rows
 from codegen.triton.context import Context
-from codegen.triton.embed import embed
 from codegen.triton.launch import Case
 from ir.graph import Op
 
 Printer = Callable[[Context, Op], list[Case]]
 
 KERNELS: dict[str, Printer] = {
-    "embed": embed,
+    "embed": moves.embed,
+    "rms_norm": rows.norm,
+    "layer_norm": rows.norm,
+    "rope": rows.rope,
+    "take_rows": moves.take,
+    "take": moves.take,
+    "concat": moves.concat,
+    "split": moves.split,
+    "slice": moves.slice_,
+    "transpose": moves.transpose,
+    "reshape": moves.reshape,
+    "iota": moves.constant,
+    "full": moves.constant,
+    "dim": moves.constant,
 }

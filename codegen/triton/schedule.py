@@ -28,3 +28,12 @@ def row_tile(device: Device, width: int, most: int = 1024) -> RowTile:
         return RowTile(16, block, 1)
     rows = max(1, 512 // block)
     return RowTile(rows, block, max(1, min(8, rows * block // (device.warp_size * 8))))
+
+
+def whole_rows(device: Device, width: int, most: int = 16384) -> RowTile:
+    """A tile for work in which a row's columns depend on each other: whole rows, up to `most` at a time."""
+    block = min(power_of_two(width), most)
+    if device.interpreted:
+        return RowTile(max(1, min(64, 65536 // block)), block, 1)
+    rows = max(1, 1024 // block)
+    return RowTile(rows, block, max(1, min(16, rows * block // (device.warp_size * 16))))

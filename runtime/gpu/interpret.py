@@ -18,6 +18,7 @@ import numpy as np
 
 from runtime import machine
 from runtime.errors import EngineError, ResourceError
+from runtime.gpu.bf16 import round_casts
 from runtime.gpu.device import Array, KernelSpec
 
 ALIGNMENT = 256
@@ -151,6 +152,7 @@ def _interpreter() -> Any:
             "Triton was imported for compiling in this process",
             todo="Use a fresh process, or set TRITON_INTERPRET=1 before it starts",
         )
+    round_casts(interpreter)
     return interpreter
 
 

@@ -1,23 +1,45 @@
-"""Embedding under Triton's interpreter against the reference in float64."""
+"""Norms, rotary embedding, reductions and small products under Triton's interpreter, against float64."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
+import pytest
 
 from ir.graph import Graph
-from tests.codegen.harness import Chunk, arg, empty_states, paged_builder, reference_step, weight
+from tests.codegen import test_rows as shared
+from tests.codegen.harness import paged_builder, reference_step
 from tests.triton.harness import TritonModel
 
+LATER = {"reductions", "softmax", "cumsum", "products", "looked_up", "looked_up_bf16", "folded"}
+CASES = [c for c in shared.CASES if c.__name__ not in LATER]
 
-def embedded() -> Graph:
+
+def graph() -> tuple[Graph, dict[str, slice]]:
     b, _ = paged_builder()
-    return b.graph([b.op("embed", arg(b, "ids"), weight("table", 40, 37))])
+    results, columns, start = [], {}, 0
+    for case in CASES:
+        value = case(b)
+        width = shared.width_of(value)
+        columns[case.__name__] = slice(start, start + width)
+        start += width
+        results.append(b.op("reshape", value, shape=(shared.T, width)))
+    return b.graph([b.op("concat", *results, axis=1)]), columns
 
 
-def test_embed(tmp_path: Path) -> None:
-    model = TritonModel(embedded(), None, tmp_path)
-    chunks = [Chunk(list(range(64)), 0, [3, 0, 39, 7]), Chunk(list(range(64)), 0, [1])]
-    expected, _ = reference_step(model.graph, model.weights, empty_states(model.graph, 1), chunks)
-    np.testing.assert_allclose(model.step([], chunks), expected, rtol=1e-6)
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> TritonModel:
+    return TritonModel(graph()[0], None, tmp_path_factory.mktemp("rows"))
+
+
+@pytest.fixture(scope="module")
+def both(model: TritonModel) -> tuple[np.ndarray, np.ndarray]:
+    chunks = [shared.chunk(0, 70)]
+    return model.step([], chunks), reference_step(model.graph, model.weights, [], chunks)[0]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.__name__)
+def test_close_to_float64(both: tuple[np.ndarray, np.ndarray], case: shared.Case) -> None:
+    got, want = (a[:, graph()[1][case.__name__]] for a in both)
+    assert np.abs(got - want).max() <= (4e-6 if case is not shared.rounded else 0) * max(
+        1.0, np.abs(want).max()
+    )
