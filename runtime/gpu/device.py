@@ -31,11 +31,14 @@ class KernelSpec:
 class Graph(Protocol):
     """Launches that were recorded once and are replayed as one."""
 
-    def replay(self) -> None: ...
+    def replay(self) -> None:
+        """Start them all. They read what their arrays hold by then."""
+        ...
 
 
 class Device(Protocol):
-    """Used by one thread at a time. Addresses are the device's; all work is done in the order it was given.
+    """Used by one thread at a time. Addresses are the device's; all work is done in the order it was given,
+    and what is only started may fail in a later call.
 
     Methods raise ResourceError where memory runs out and EngineError where the device fails.
     """
@@ -56,6 +59,10 @@ class Device(Protocol):
         """Host memory (u8) that copies need not stage: pinned where there is such."""
         ...
 
+    def free_host(self, array: Array) -> None:
+        """Give back what host_array() gave, itself or a view of all of it."""
+        ...
+
     def upload(self, address: int, source: Array) -> None:
         """Start a copy from the host; `source` must stay as it is until synchronize()."""
         ...
@@ -72,8 +79,8 @@ class Device(Protocol):
         """A handle of each kernel, for launch()."""
         ...
 
-    def launch(self, kernel: Any, grid: tuple[int, int, int], args: Sequence[int]) -> None:
-        """Start a kernel. args: addresses and numbers, in the order of its signature."""
+    def bind(self, kernel: Any, grid: tuple[int, int, int], args: Sequence[int]) -> Callable[[], None]:
+        """What starts a kernel, again and again. args: addresses and numbers, in its signature's order."""
         ...
 
     def record(self, work: Callable[[], None]) -> Graph:

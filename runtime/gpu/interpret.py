@@ -6,6 +6,7 @@ imported it for compiling.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import sys
@@ -82,6 +83,9 @@ class InterpretedDevice:
     def host_array(self, num_bytes: int) -> Array:
         return np.zeros(num_bytes, np.uint8)
 
+    def free_host(self, array: Array) -> None:
+        pass
+
     def upload(self, address: int, source: Array) -> None:
         self._do(lambda: _copy(address, source.ctypes.data, source.nbytes))
 
@@ -94,13 +98,19 @@ class InterpretedDevice:
     def load(self, specs: Sequence[KernelSpec]) -> list[InterpretedKernel]:
         return [InterpretedKernel(spec, getattr(self._module, spec.function)) for spec in specs]
 
-    def launch(self, kernel: InterpretedKernel, grid: tuple[int, int, int], args: Sequence[int]) -> None:
+    def bind(
+        self, kernel: InterpretedKernel, grid: tuple[int, int, int], args: Sequence[int]
+    ) -> Callable[[], None]:
         spec = kernel.spec
         given = [
             Pointer(value, type_[1:]) if type_.startswith("*") else _NUMBERS[type_](value)
             for value, (_, type_) in zip(args, spec.signature, strict=True)
         ]
-        self._do(lambda: self._run(kernel, grid, given))
+        return lambda: self._do(lambda: self._run(kernel, grid, given))
+
+    def launch(self, kernel: InterpretedKernel, grid: tuple[int, int, int], args: Sequence[int]) -> None:
+        """Run a kernel once."""
+        self.bind(kernel, grid, args)()
 
     def _run(self, kernel: InterpretedKernel, grid: tuple[int, int, int], given: list[Any]) -> None:
         function = kernel.run
@@ -133,8 +143,6 @@ class InterpretedDevice:
 
 
 def _copy(target: int, source: int, num_bytes: int) -> None:
-    import ctypes
-
     ctypes.memmove(target, source, num_bytes)
 
 

@@ -70,17 +70,25 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """buffers: bytes of each as (per T, per R, per Q, fixed), for sizes rounded up to 16."""
+    """buffers: bytes of each as (per T, per R, per Q, fixed), for sizes rounded up to 16.
+
+    sample_scratch: bytes that the sampler's sections need as (per row, fixed).
+    """
 
     buffers: tuple[tuple[int, int, int, int], ...]
     sections: Mapping[str, tuple[Entry, ...]]  # "forward", and the sampler's
+    sample_scratch: tuple[int, int] = (0, 0)
 
     @staticmethod
     def parse(data: bytes, where: str) -> Plan:
         top = Fields(parse_json(data, where), where)
         buffers = tuple(_buffer(fields) for fields in top.objects("buffers", 2**16))
         sections = top.object("sections")
-        return Plan(buffers, {name: _entries(sections, name) for name in sections.value})
+        entries = {name: _entries(sections, name) for name in sections.value}
+        if "sample_scratch" not in top.value:
+            return Plan(buffers, entries)
+        _, _, per_row, fixed = _buffer(top.object("sample_scratch"))
+        return Plan(buffers, entries, (per_row, fixed))
 
     def buffer_bytes(self, num_tokens: int, num_requests: int, num_rows: int) -> list[int]:
         t, r, q = (-(-n // 16) * 16 for n in (num_tokens, num_requests, num_rows))

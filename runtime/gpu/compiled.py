@@ -1,0 +1,48 @@
+"""What an artifact has for a GPU target, read and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runtime.gpu.device import KernelSpec
+from runtime.gpu.memory import Needs, weight_offsets
+from runtime.gpu.plan import Plan
+from runtime.gpu.sampler import sampler_bytes
+from runtime.gpu.steps import step_bytes
+from runtime.manifest import KVGroup, Model
+from runtime.scheduler import Limits
+from runtime.weights import Weights
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """target: as --target spells it."""
+
+    target: str
+    plan: Plan
+    kernels: Sequence[KernelSpec]
+    weights: Weights
+    model: Model
+    groups: Sequence[KVGroup]
+
+    @property
+    def table_width(self) -> int:
+        """Blocks of a request of the whole context."""
+        return -(-self.model.max_context // self.groups[0].block) if self.groups else 1
+
+    def buffer_bytes(self, limits: Limits) -> list[int]:
+        return self.plan.buffer_bytes(limits.max_step_tokens, limits.max_requests, limits.max_rows)
+
+    def needs(self, limits: Limits, num_blocks: Sequence[int]) -> Needs:
+        """Device memory for steps up to the limits, over so many blocks of each group."""
+        _, weight_bytes = weight_offsets([tensor.size for tensor in self.weights.tensors])
+        blocks = zip(num_blocks, self.groups, strict=True)
+        return Needs(
+            weights=weight_bytes,
+            arena=sum(self.buffer_bytes(limits)),
+            logits=limits.max_rows * self.model.vocab_size * 4,
+            cache=sum(count * group.block_bytes for count, group in blocks),
+            inputs=step_bytes(limits, len(self.groups), self.table_width)
+            + sampler_bytes(limits.max_rows, self.model.vocab_size, self.plan.sample_scratch),
+        )

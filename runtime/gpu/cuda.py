@@ -1,0 +1,113 @@
+"""NVIDIA GPUs through the driver API, by cuda-bindings: the first device that CUDA_VISIBLE_DEVICES leaves."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from runtime.errors import EngineError
+from runtime.gpu.vendor import Api, OutOfMemory, Params, Unavailable, failure
+
+
+class CudaApi(Api):
+    """See runtime.gpu.vendor.Api. driver: the module cuda.bindings.driver. Raises Unavailable."""
+
+    calls = {
+        "init": "cuInit", "count": "cuDeviceGetCount", "device": "cuDeviceGet", "name": "cuDeviceGetName",
+        "attribute": "cuDeviceGetAttribute",
+        "context": "cuDevicePrimaryCtxRetain", "enter": "cuCtxSetCurrent",
+        "leave": "cuDevicePrimaryCtxRelease",
+        "stream": "cuStreamCreate", "free_stream": "cuStreamDestroy", "synchronize": "cuStreamSynchronize",
+        "allocate": "cuMemAlloc", "free": "cuMemFree", "memory": "cuMemGetInfo",
+        "allocate_host": "cuMemHostAlloc", "free_host": "cuMemFreeHost",
+        "upload": "cuMemcpyHtoDAsync", "download": "cuMemcpyDtoHAsync", "copy": "cuMemcpyDtoDAsync",
+        "load_module": "cuModuleLoadData", "unload_module": "cuModuleUnload",
+        "function": "cuModuleGetFunction",
+        "set": "cuFuncSetAttribute",
+        "begin_capture": "cuStreamBeginCapture", "end_capture": "cuStreamEndCapture",
+        "instantiate": "cuGraphInstantiate", "free_captured": "cuGraphDestroy",
+        "replay": "cuGraphLaunch", "free_graph": "cuGraphExecDestroy",
+    }  # fmt: skip
+    warp_size = 32
+    name = "CUDA"
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+        try:
+            self._do("init", 0)
+            count = self._do("count")
+        except RuntimeError as error:  # of cuda-bindings, where the driver's library is missing
+            raise Unavailable("libcuda.so.1 was not found") from error
+        except EngineError as error:
+            raise Unavailable(error.what) from error
+        if count == 0:
+            raise Unavailable("its driver lists no GPU")
+        self._device = self._do("device", 0)
+        self.name = _text(self._do("name", 256, self._device))
+        major, minor = self._capability("MAJOR"), self._capability("MINOR")
+        self.arch = f"sm_{major}{minor}"
+
+    @staticmethod
+    def find() -> CudaApi:
+        """Raises Unavailable."""
+        try:
+            driver = importlib.import_module("cuda.bindings.driver")
+        except ImportError as error:
+            raise Unavailable("the package cuda-bindings is not installed") from error
+        return CudaApi(driver)
+
+    def _capability(self, part: str) -> int:
+        kinds = self._driver.CUdevice_attribute
+        kind = getattr(kinds, f"CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{part}")
+        return int(self._do("attribute", kind, self._device))
+
+    def _do(self, what: str, *args: Any) -> Any:
+        call = self.calls[what]
+        code, *results = getattr(self._driver, call)(*args)
+        if code:
+            raise self._failure(call, code)
+        return results[0] if len(results) == 1 else results
+
+    def _failure(self, call: str, code: Any) -> Exception:
+        if code == self._driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            return OutOfMemory(call)
+        _, text = self._driver.cuGetErrorString(code)
+        return failure(call, f"{getattr(code, 'name', code)}, {_text(text or b'unknown')}", self.name)
+
+    def open(self) -> None:
+        self._context = self._do("context", self._device)
+        self.enter()
+        self._stream = self._do("stream", self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+
+    def enter(self) -> None:
+        self._do("enter", self._context)
+
+    def close(self) -> None:
+        self._do("free_stream", self._stream)
+        self._do("leave", self._device)
+
+    def allow_shared(self, function: Any, num_bytes: int) -> None:
+        kinds = self._driver.CUfunction_attribute
+        self._do("set", function, kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, num_bytes)
+
+    def launcher(
+        self, function: Any, grid: tuple[int, int, int], threads: int, shared_bytes: int, params: Params
+    ) -> Callable[[], None]:
+        launch = self._driver.cuLaunchKernel
+        args = (function, *grid, threads, 1, 1, shared_bytes, self._stream, params.address, 0)
+
+        def start(kept: Params = params) -> None:
+            (code,) = launch(*args)
+            if code:
+                raise self._failure("cuLaunchKernel", code)
+
+        return start
+
+    @property
+    def _capture_mode(self) -> Any:
+        return self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+
+
+def _text(raw: bytes) -> str:
+    return raw.split(b"\0")[0].decode(errors="replace")

@@ -1,0 +1,145 @@
+"""The GPU targets' executor: a plan's launches over a device, with all memory taken once, here.
+
+A step is one copy to the device and one replay of a graph (of a decode step) or its launches one by one.
+Logits stay on the device: what stands for them are the numbers of their rows. The host waits only for what
+it reads, the tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from runtime.errors import EngineError
+from runtime.executor import Logits, SampleArgs, Sampled, broken_rows
+from runtime.gpu.cache import BlockPool
+from runtime.gpu.compiled import Compiled
+from runtime.gpu.device import Device
+from runtime.gpu.memory import upload_weights, weight_offsets
+from runtime.gpu.program import Program
+from runtime.gpu.sampler import GpuSampler
+from runtime.gpu.steps import StepForms
+from runtime.scheduler import Limits
+from runtime.step import Step
+
+
+class GpuExecutor:
+    """See runtime.executor.Executor. Closes the device, on success or failure.
+
+    buckets: sizes that decode steps are padded to. swap_blocks: blocks of each group that the host has room
+    for.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        compiled: Compiled,
+        limits: Limits,
+        num_blocks: Sequence[int],
+        *,
+        buckets: Sequence[int] | None = None,
+        swap_blocks: int = 0,
+    ) -> None:
+        self.target, self._vocab_size = compiled.target, compiled.model.vocab_size
+        self._device: Device | None = device
+        try:
+            self._open(device, compiled, limits, num_blocks, buckets, swap_blocks)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            compiled.weights.close()
+
+    def _open(
+        self,
+        device: Device,
+        compiled: Compiled,
+        limits: Limits,
+        num_blocks: Sequence[int],
+        buckets: Sequence[int] | None,
+        swap_blocks: int,
+    ) -> None:
+        compiled.needs(limits, num_blocks).check(device.free_memory(), device.name)
+        program = self._program(device, compiled, limits)
+        self._pools = [
+            BlockPool(device, count, group.block_bytes, swap_blocks)
+            for count, group in zip(num_blocks, compiled.groups, strict=True)
+        ]
+        self._logits = device.allocate(limits.max_rows * self._vocab_size * 4, "the logits")
+        caches = {f"kv{group}": pool.address for group, pool in enumerate(self._pools)}
+        inputs = {**caches, "logits": self._logits}
+        width = compiled.table_width
+        self._forms = StepForms(device, program, limits, len(self._pools), width, inputs, buckets)
+        self._sampler = GpuSampler(device, program, limits.max_rows, self._vocab_size, self._logits)
+        self._started = False  # whether the step's arrays are still being read
+
+    def _program(self, device: Device, compiled: Compiled, limits: Limits) -> Program:
+        """The kernels, over the arena and the weights."""
+        offsets, size = weight_offsets([tensor.size for tensor in compiled.weights.tensors])
+        weights = upload_weights(device, compiled.weights, device.allocate(size, "the weights"), offsets)
+        arena = [device.allocate(size, "the arena") for size in compiled.buffer_bytes(limits)]
+        return Program.of(device, compiled.plan, compiled.kernels, arena, weights)
+
+    def forward(self, step: Step) -> Logits:
+        device = self._open_device
+        if self._started:
+            device.synchronize()
+        form = self._forms.find(step)
+        self._started = True
+        form.start(step)
+        return form.numbers if len(form.numbers) == len(step.rows) else form.numbers[: len(step.rows)]
+
+    def sample(self, logits: Logits, args: SampleArgs) -> Sampled:
+        self._open_device  # noqa: B018 - raises where it is closed
+        sampled = self._sampler.sample(logits, args)
+        self._started = False
+        if len(sampled.ids) and sampled.ids.min() < 0:
+            raise EngineError(
+                "octavo_sample failed with code 2",
+                where=self.target,
+                todo="Report it with the request that caused it",
+            )
+        return sampled
+
+    def logprobs(self, logits: Logits, ids: np.ndarray) -> np.ndarray:
+        self._open_device  # noqa: B018
+        found = self._sampler.logprobs(logits, ids)
+        self._started = False
+        return found
+
+    def broken_rows(self, logits: Logits) -> list[int]:
+        return broken_rows(self.download(logits))
+
+    def download(self, logits: Logits) -> np.ndarray:
+        device = self._open_device
+        rows = np.empty((len(logits), self._vocab_size), np.float32)
+        for row, number in zip(rows, logits.tolist(), strict=True):
+            device.download(row.view(np.uint8), self._logits + number * row.nbytes)
+        device.synchronize()
+        return rows
+
+    def copy_blocks(self, group: int, pairs: np.ndarray) -> None:
+        self._open_device  # noqa: B018
+        self._pools[group].copy(pairs)
+
+    def swap_out(self, group: int, pairs: np.ndarray) -> None:
+        """Copy blocks to the host; pairs: i32 [n, 2], a block and a place."""
+        self._open_device  # noqa: B018
+        self._pools[group].swap_out(pairs)
+
+    def swap_in(self, group: int, pairs: np.ndarray) -> None:
+        """Copy blocks back; pairs: i32 [n, 2], a place and a block."""
+        self._open_device  # noqa: B018
+        self._pools[group].swap_in(pairs)
+
+    def close(self) -> None:
+        if self._device is not None:
+            self._device.close()
+            self._device = None
+
+    @property
+    def _open_device(self) -> Device:
+        if self._device is None:
+            raise EngineError("the executor is closed", todo="Load the artifact again")
+        return self._device
