@@ -7,12 +7,14 @@ from collections.abc import Callable
 from codegen.triton import moves, rows
 from codegen.triton.context import Context
 from codegen.triton.launch import Case
+from codegen.triton.linear import linear
 from ir.graph import Op
 
 Printer = Callable[[Context, Op], list[Case]]
 
 KERNELS: dict[str, Printer] = {
     "embed": moves.embed,
+    "linear": linear,
     "rms_norm": rows.norm,
     "layer_norm": rows.norm,
     "rope": rows.rope,
@@ -23,6 +25,12 @@ KERNELS: dict[str, Printer] = {
     "slice": moves.slice_,
     "transpose": moves.transpose,
     "reshape": moves.reshape,
+    "sum": rows.reduction,
+    "mean": rows.reduction,
+    "max": rows.reduction,
+    "softmax": rows.along_last,
+    "cumsum": rows.along_last,
+    "matmul": rows.matmul,
     "iota": moves.constant,
     "full": moves.constant,
     "dim": moves.constant,

@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
-from codegen.triton.context import Context, literal, needs, refuse, shape_of
+from codegen.triton.context import Context, dtype_of, literal, needs, refuse, shape_of
 from codegen.triton.launch import Arg, Case, Expr, always, cdiv, expression
+from codegen.triton.pointwise import TYPES
 from codegen.triton.render import render
 from codegen.triton.schedule import power_of_two, whole_rows
 from ir.dims import product
-from ir.graph import Op, Value
+from ir.graph import Op, Value, tensor_of
 from ir.types import DType
 from passes.match import attribute, operand
 
 FLOATS = (DType.F32, DType.BF16, DType.F16)
+WHOLE = (DType.I32, DType.I64)
 
 
 @dataclass(frozen=True)
@@ -47,11 +49,11 @@ class Rows:
 
 
 def _row_kernel(
-    ctx: Context, rows: Rows, stem: str, args: dict[str, Arg], most: int = 16384, **hooks: object
+    ctx: Context, rows: Rows, stem: str, args: dict[str, Arg], template: str, **hooks: object
 ) -> list[Case]:
-    """A launch of a template whose programs take whole rows of `x` to `out`."""
-    tile = whole_rows(ctx.device, rows.width, most)
-    body = render(stem, rows=rows, looped=tile.block < rows.width, **hooks)
+    """A launch of a template whose programs take whole rows of `x` to `out`, in parts where they are long."""
+    tile = whole_rows(ctx.device, rows.width, 4096 if template == "cumsum" else 16384)
+    body = render(template, rows=rows, looped=tile.block < rows.width, **hooks)
     launch = ctx.launch(
         stem,
         body,
@@ -76,8 +78,9 @@ def norm(ctx: Context, op: Op) -> list[Case]:
     return _row_kernel(
         ctx,
         rows,
-        "norm",
+        op.kind,
         {name: ctx.pointer(v) for name, v in {"x": x, **given, "out": op.out}.items()},
+        "norm",
         centred=op.kind == "layer_norm",
         starts={name: _weight_start(ctx, op, w, rank) for name, w in given.items()},
         eps=literal(float(op.attr("eps"))),
@@ -140,6 +143,62 @@ def rope(ctx: Context, op: Op) -> list[Case]:
         },
         (cdiv(rows.count, tile.rows),),
         constants,
+        num_warps=tile.num_warps,
+    )
+    return always(launch)
+
+
+# --- reductions and scans
+
+
+def reduction(ctx: Context, op: Op) -> list[Case]:
+    """sum, mean and max over the last axes."""
+    needs(op, *FLOATS)
+    x, axes = cast(Value, op.args[0]), sorted(op.attr("axes"))
+    rank = tensor_of(x).rank
+    if axes != list(range(rank - len(axes), rank)) or len(axes) in (0, rank):
+        raise refuse(
+            op, f"it reduces axes {axes} of {list(shape_of(x))}; there is a kernel for the last ones"
+        )
+    rows = Rows.of(ctx, op, x, len(axes))
+    args = {"x": ctx.pointer(x), "out": ctx.pointer(op.out)}
+    share = literal(1.0 / rows.width) if op.kind == "mean" and rows.width else None
+    return _row_kernel(ctx, rows, op.kind, args, "reduce", kind=op.kind, share=share)
+
+
+def along_last(ctx: Context, op: Op) -> list[Case]:
+    """softmax and cumsum."""
+    needs(op, *FLOATS, *(WHOLE if op.kind == "cumsum" else ()))
+    x = cast(Value, op.args[0])
+    if op.attr("axis") != tensor_of(x).rank - 1:
+        raise refuse(op, "there is a kernel for the last axis")
+    args = {"x": ctx.pointer(x), "out": ctx.pointer(op.out)}
+    held = "tl.float32" if dtype_of(x) in FLOATS else TYPES[dtype_of(x)]
+    return _row_kernel(ctx, Rows.of(ctx, op, x), op.kind, args, op.kind, held=held)
+
+
+# --- small products
+
+
+def matmul(ctx: Context, op: Op) -> list[Case]:
+    """A product within each token: x [T, .., M, K] times y [T or nothing, .., K, N]."""
+    needs(op, *FLOATS)
+    x, y = cast(Value, op.args[0]), cast(Value, op.args[1])
+    a, b, out = shape_of(x), shape_of(y), shape_of(op.out)
+    shared = len(b) == 2 or (len(b) == len(a) and b[0] == 1 and a[0] != 1)
+    batch = product(a[1:-2])
+    if len(a) < 3 or a[0] != out[0] or product(b[:-2] if shared else b[1:-2]) != batch:
+        raise refuse(op, f"{list(a)} times {list(b)} is not a product within each token")
+    rows, width = Rows.of(ctx, op, x), cast(int, b[-1])
+    tile = whole_rows(ctx.device, min(width, 128))
+    factor = [] if shared else [f"(row // {rows.inner}).to(tl.int64) * {ctx.ld(y)}"]
+    factor += [] if batch == 1 else [f"row // {a[-2]} % {batch} * {rows.width * width}"]
+    launch = ctx.launch(
+        "matmul",
+        render("matmul", rows=rows, factor=" + ".join(factor) or "row * 0", width=width),
+        {"x": ctx.pointer(x), "y": ctx.pointer(y), "out": ctx.pointer(op.out), "rows": ctx.size(rows.count)},
+        (cdiv(rows.count, tile.rows), cdiv(width, tile.block)),
+        {"ROWS": tile.rows, "BLOCK": tile.block},
         num_warps=tile.num_warps,
     )
     return always(launch)

@@ -10,8 +10,7 @@ from tests.codegen import test_rows as shared
 from tests.codegen.harness import paged_builder, reference_step
 from tests.triton.harness import TritonModel
 
-LATER = {"reductions", "softmax", "cumsum", "products", "looked_up", "looked_up_bf16", "folded"}
-CASES = [c for c in shared.CASES if c.__name__ not in LATER]
+CASES = shared.CASES
 
 
 def graph() -> tuple[Graph, dict[str, slice]]:
