@@ -9,6 +9,7 @@ from codegen.triton.kernels import KERNELS
 from codegen.triton.launch import Case
 from codegen.triton.moves import contiguous
 from codegen.triton.pointwise import Array, pointwise
+from codegen.triton.sample import print_sections, scratch_form
 from ir.dims import product
 from ir.graph import Op
 from ir.ops import ANNOTATIONS
@@ -29,7 +30,8 @@ def print_forward(ctx: Context) -> dict[str, Any]:
         raise CodegenError(f"graph @{graph.name}: the first output must be the logits")
     return {
         "buffers": [dict(linear_form(dim)) for dim in graph.arena],
-        "sections": {"forward": _entries(ctx)},
+        "sections": {"forward": _entries(ctx)} | print_sections(ctx),
+        "sample_scratch": scratch_form(ctx),
     }
 
 

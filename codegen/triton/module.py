@@ -9,7 +9,7 @@ from pathlib import Path
 from codegen.triton.devices import Device
 from codegen.triton.launch import Constant, Kernel
 
-PRELUDE = Path(__file__).parent / "templates" / "prelude.py"
+PRELUDE = tuple(Path(__file__).parent / "templates" / name for name in ("prelude.py", "sampling.py"))
 
 
 @dataclass
@@ -47,13 +47,17 @@ class Module:
 
     def source(self, title: str) -> str:
         """kernels.py."""
-        prelude = PRELUDE.read_text()
-        parts = [f'"""{title}"""', prelude[prelude.index("import triton") :].rstrip()]
+        shared = [_after(path.read_text(), "import triton.language as tl\n").strip() for path in PRELUDE]
+        parts = [f'"""{title}"""', "import triton\nimport triton.language as tl\n", "\n\n\n".join(shared)]
         for (_, signature, body), name in self.functions.items():
             parts.append(
                 f"\n@triton.jit\ndef {name}({_wrapped(signature, len(name))}):\n{_indented(body).rstrip()}"
             )
         return "\n\n".join(parts) + "\n"
+
+
+def _after(text: str, line: str) -> str:
+    return text[text.index(line) + len(line) :]
 
 
 def _wrapped(signature: str, taken: int) -> str:
