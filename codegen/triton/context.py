@@ -84,11 +84,11 @@ class Context:
         """An op's scratch space (passes.memory.sizes.scratch_bytes)."""
         return Arg((("buffer", op.attr("at")[-1]), ("offset", 0)), type_, True)
 
-    def cache(self, state: Value, offset: int) -> Arg:
+    def cache(self, state: Value, offset: int, stream: int = 0) -> Arg:
         """A KV group's pool, `offset` bytes into its first block: a layer's stream (codegen.kv_block)."""
         return Arg(
             (("input", f"kv{self.kv_group[state.name]}"), ("offset", offset)),
-            POINTERS[cast(KV, state.type).streams[0].dtype],
+            POINTERS[cast(KV, state.type).streams[stream].dtype],
             offset % ALIGNMENT == 0,
         )
 

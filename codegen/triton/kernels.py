@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from codegen.triton import moves, rows
+from codegen.triton.attention import paged_attention
 from codegen.triton.context import Context
 from codegen.triton.launch import Case
+from codegen.triton.kv_write import kv_write
 from codegen.triton.linear import linear
 from ir.graph import Op
 
@@ -14,7 +16,9 @@ Printer = Callable[[Context, Op], list[Case]]
 
 KERNELS: dict[str, Printer] = {
     "embed": moves.embed,
+    "kv_write": kv_write,
     "linear": linear,
+    "paged_attention": paged_attention,
     "rms_norm": rows.norm,
     "layer_norm": rows.norm,
     "rope": rows.rope,

@@ -1,0 +1,304 @@
+"""Paged attention: tiles of many queries, and the keys of few queries in parts (flash decoding).
+
+A program attends from a tile of rows, which are tokens times the query heads that share a key/value head, so
+that keys and values are read once for all of them. It visits the tiles of keys that some row may see, in
+order, with an online softmax (arXiv 2205.14135), and looks at the mask only in tiles that some row sees in
+part. Factors of products have the cache's element type, and so have the softmax's weights when they multiply
+values; sums and all else are f32.
+
+Requests whose rows are few enough for one tile, those that decode or check a few drafted tokens, are the
+decode kernel's: their keys are split into at most SPLITS parts, worked on side by side, whose results a third
+kernel takes together in order. The parts are the request's own, whatever else is in the step: as large as its
+keys need or, where results must be invariant, the same for all lengths. Then prefill goes through the same
+parts with the same tiles and arithmetic, and a token's bits do not depend on which kernel it meets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+from codegen.kv_block import block_bytes, stream_offsets
+from codegen.triton.attention_tiles import COMBINED_ROWS, AttentionTile, decode_tile, prefill_tile
+from codegen.triton.context import Context, dtype_of, literal, refuse, shape_of
+from codegen.triton.launch import Arg, Case, Expr, Launch, cdiv, expression
+from codegen.triton.masks import Mask
+from codegen.triton.render import render
+from codegen.triton.schedule import power_of_two
+from ir.dims import Dim
+from ir.graph import Op, Value, Weight
+from ir.types import KV, DType, Stream
+from passes.match import attribute
+from passes.memory.sizes import SPLITS, decode_rows
+
+LOG2E = 1.4426950408889634
+LEAST_PART = 256  # keys of a part that are worth a program
+UNBOUNDED_CONTEXT = 1 << 20  # tokens, where the graph does not bound them
+TRITON_TYPES = {DType.F32: "tl.float32", DType.BF16: "tl.bfloat16", DType.F16: "tl.float16"}
+
+
+@dataclass(frozen=True)
+class StreamHooks:
+    """A stream of the cache. width: its heads' size as tiles have it. stride: elements between blocks."""
+
+    size: int
+    width: int
+    stride: int
+    type: str  # of factors
+    cast: str  # what makes a loaded element a factor
+
+
+@dataclass(frozen=True)
+class Attention:
+    ctx: Context
+    op: Op
+
+    @cached_property
+    def kv(self) -> KV:
+        return cast(KV, cast(Value, self.op.args[1]).type)
+
+    @cached_property
+    def kv_heads(self) -> int:
+        return self.kv.streams[0].heads
+
+    @cached_property
+    def group(self) -> int:
+        """Query heads that share a key/value head."""
+        return cast(int, shape_of(self.op.out)[1]) // self.kv_heads
+
+    def optional(self, index: int) -> Value | Weight | None:
+        found = self.op.args[index] if index < len(self.op.args) else None
+        return cast("Value | Weight | None", found)
+
+    @cached_property
+    def tables(self) -> list[Value | Weight]:
+        return [cast("Value | Weight", a) for a in self.op.args[7:]]
+
+    @cached_property
+    def mask(self) -> Mask:
+        return Mask.of(self.op.attr("mask"), tuple(cast(int, shape_of(t)[1]) for t in self.tables))
+
+    @cached_property
+    def context_tokens(self) -> int:
+        """The longest request there may be."""
+        blocks: Dim = shape_of(cast(Value, self.op.args[2]))[1]
+        most = blocks if isinstance(blocks, int) else self.ctx.graph.dims[str(blocks)][1]
+        return UNBOUNDED_CONTEXT if most is None else most * self.kv.block
+
+    # --- tiles
+
+    @cached_property
+    def scratch_rows(self) -> int:
+        return decode_rows(self.group)
+
+    @cached_property
+    def decode_tokens(self) -> int:
+        """Of a request that is the decode kernel's, at most."""
+        return self.scratch_rows // self.group
+
+    @cached_property
+    def prefill(self) -> AttentionTile:
+        key, value = self.kv.streams[:2]
+        width = power_of_two(max(key.head_size, value.head_size))
+        element_bytes = max(key.dtype.size_bytes, value.dtype.size_bytes)
+        return prefill_tile(self.ctx.device, width, element_bytes)
+
+    @cached_property
+    def decode(self) -> AttentionTile:
+        if self.ctx.invariant:
+            return self.prefill
+        key, value = self.kv.streams[:2]
+        width = power_of_two(max(key.head_size, value.head_size))
+        element_bytes = max(key.dtype.size_bytes, value.dtype.size_bytes)
+        return decode_tile(self.ctx.device, width, element_bytes, self.scratch_rows)
+
+    def parts(self, tile: AttentionTile) -> int:
+        """Tiles that it takes for one token's query heads."""
+        return -(-self.group // tile.rows)
+
+    # --- parts of the keys
+
+    @cached_property
+    def least_tiles(self) -> int:
+        return max(1, LEAST_PART // self.decode.keys)
+
+    @cached_property
+    def split_tiles(self) -> int | None:
+        """Tiles of keys in a part, where all parts are equal."""
+        tiles = -(-self.context_tokens // self.decode.keys)
+        return max(self.least_tiles, -(-tiles // SPLITS)) if self.ctx.invariant else None
+
+    @cached_property
+    def splits(self) -> int:
+        """The most parts that a request's keys may have."""
+        tiles = -(-self.context_tokens // self.decode.keys)
+        if self.split_tiles is not None:
+            return -(-tiles // self.split_tiles)
+        seen = [n for n in (self.mask.keys.window, self.mask.keys.chunk) if n is not None]
+        seen_tiles = -(-(min(seen, default=self.context_tokens) + self.decode_tokens) // self.decode.keys) + 1
+        return min(SPLITS, -(-min(tiles, seen_tiles) // self.least_tiles))
+
+    # --- what templates are filled in with
+
+    def stream(self, stream: Stream) -> StreamHooks:
+        width = max(16, power_of_two(stream.head_size))
+        stride = block_bytes(self.kv) // stream.dtype.size_bytes
+        if self.ctx.device.interpreted:
+            return StreamHooks(stream.head_size, width, stride, "tl.float32", ".to(tl.float32)")
+        return StreamHooks(stream.head_size, width, stride, TRITON_TYPES[stream.dtype], "")
+
+    @cached_property
+    def hooks(self) -> dict[str, Any]:
+        scale, softcap = float(self.op.attr("scale")), float(attribute(self.op, "softcap"))
+        slopes = self.optional(6) is not None
+        plain = not softcap and not slopes and scale > 0
+        return {
+            "mask": self.mask,
+            "key": self.stream(self.kv.streams[0]),
+            "value": self.stream(self.kv.streams[1]),
+            "block": self.kv.block,
+            "precision": self.ctx.device.dot_f32,
+            "softcap": literal(softcap) if softcap else "",
+            "scale": literal(scale / softcap if softcap else scale),
+            "scaled": not plain and not softcap and not slopes,
+            "unit": literal(scale * LOG2E if plain else LOG2E),
+            "slopes": slopes,
+            "sinks": self.optional(5) is not None,
+            "log2e": literal(LOG2E),
+        }
+
+    @cached_property
+    def extra(self) -> dict[str, Arg]:
+        """Operands that only some have, but for sinks."""
+        slopes = self.optional(6)
+        found = {} if slopes is None else {"slopes": self.ctx.pointer(slopes)}
+        return found | {f"table{i}": self.ctx.pointer(t) for i, t in enumerate(self.tables)}
+
+    def kernel_hooks(self, tile: AttentionTile) -> dict[str, Any]:
+        parts = self.parts(tile)
+        heads = -(-self.group // parts)
+        return self.hooks | {
+            "attend_name": self.attend(),
+            "merge_name": self.merge(),
+            "extra": "".join(f", {'slope' if name == 'slopes' else name}" for name in self.extra),
+            "parts": parts,
+            "heads": heads,
+            "tokens": tile.rows // heads,
+            "group": self.group,
+            "kv_heads": self.kv_heads,
+            "decode_tokens": self.decode_tokens,
+            "scratch_rows": self.scratch_rows,
+            "splits": self.splits,
+            "split_tiles": self.split_tiles,
+            "least_tiles": self.least_tiles,
+            "q_ld": self.ctx.ld(cast(Value, self.op.args[0])),
+            "out_ld": self.ctx.ld(self.op.out),
+        }
+
+    def attend(self) -> str:
+        """The function that folds tiles of keys into a softmax."""
+        names = "q k_head v_head blocks acc total top first last low high position".split()
+        names += ["slope" if name == "slopes" else name for name in self.extra]
+        body = render("attend", **self.hooks)
+        return self.ctx.module.function("attend", names, ["MASKED", "BLOCK_N"], body)
+
+    def merge(self) -> str:
+        """The function that makes one softmax of two; "" where none is needed."""
+        if self.splits == 1 and self.split_tiles is None:
+            return ""
+        names = "acc total top acc_of total_of top_of".split()
+        return self.ctx.module.function("merge", names, [], render("attention_merge"))
+
+    # --- launches
+
+    def args(self) -> dict[str, Arg]:
+        op, state = self.op, cast(Value, self.op.args[1])
+        table, lens, starts = (cast(Value, a) for a in op.args[2:5])
+        offsets, layer_bytes = stream_offsets(self.kv)
+        k, v = (layer_bytes * op.attr("layer") + offset for offset in offsets[:2])
+        found = {
+            "q": self.ctx.pointer(cast(Value, op.args[0])),
+            "k_pool": self.ctx.cache(state, k),
+            "v_pool": self.ctx.cache(state, v, 1),
+            "table": self.ctx.pointer(table),
+            "lens": self.ctx.pointer(lens),
+            "starts": self.ctx.pointer(starts),
+            "out": self.ctx.pointer(op.out),
+            **self.extra,
+        }
+        return found | self.sinks
+
+    @property
+    def sinks(self) -> dict[str, Arg]:
+        sinks = self.optional(5)
+        return {} if sinks is None else {"sinks": self.ctx.pointer(sinks)}
+
+    @cached_property
+    def requests(self) -> Expr:
+        return expression(shape_of(cast(Value, self.op.args[3]))[0])
+
+    @cached_property
+    def num_tokens(self) -> Expr:
+        return expression(shape_of(self.op.out)[0])
+
+    @property
+    def sizes(self) -> dict[str, Arg]:
+        width = shape_of(cast(Value, self.op.args[2]))[1]
+        return {"requests": self.ctx.size(self.requests), "table_width": self.ctx.size(width)}
+
+    def prefill_launch(self) -> Launch:
+        tile = self.prefill
+        hooks = self.kernel_hooks(tile)
+        tiles: Expr = ("+", ("//", self.num_tokens, hooks["tokens"]), self.requests)
+        return self.ctx.launch(
+            "attention_prefill",
+            render("attention_prefill", **hooks),
+            self.args() | self.sizes,
+            (tiles, self.kv_heads * hooks["parts"]),
+            {"BLOCK_M": tile.rows, "BLOCK_N": tile.keys},
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
+
+    def decode_launches(self) -> tuple[Launch, ...]:
+        tile = self.decode
+        hooks = self.kernel_hooks(tile)
+        partial = {"partial": self.ctx.scratch(self.op)}
+        decode = self.ctx.launch(
+            "attention_decode",
+            render("attention_decode", **hooks),
+            self.args() | (partial if self.splits > 1 else {}) | self.sizes,
+            (self.requests, self.kv_heads * hooks["parts"], self.splits),
+            {"BLOCK_M": tile.rows, "BLOCK_N": tile.keys},
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
+        if self.splits == 1:
+            return (decode,)
+        args = {name: arg for name, arg in self.args().items() if name in ("lens", "starts", "out", "sinks")}
+        combine = self.ctx.launch(
+            "attention_combine",
+            render("attention_combine", **hooks),
+            partial | args | {"requests": self.ctx.size(self.requests)},
+            (self.requests, self.kv_heads, cdiv(self.scratch_rows, COMBINED_ROWS)),
+            {"BLOCK_M": COMBINED_ROWS, "BLOCK_N": tile.keys},
+        )
+        return (decode, combine)
+
+
+def paged_attention(ctx: Context, op: Op) -> list[Case]:
+    """Prefill, decode and combine; only the latter two where there are as many tokens as requests.
+
+    Every request has one token then. A step that is filled up with empty requests must therefore have more
+    tokens than requests, unless no request has more than one.
+    """
+    attention = Attention(ctx, op)
+    for stream in attention.kv.streams[:2]:
+        if stream.dtype not in TRITON_TYPES:
+            raise refuse(op, f"a cache of type {stream.dtype}; there is {', '.join(TRITON_TYPES)}")
+    if dtype_of(op.out) not in TRITON_TYPES:
+        raise refuse(op, f"a result of type {dtype_of(op.out)}; there is {', '.join(TRITON_TYPES)}")
+    prefill, decode = attention.prefill_launch(), attention.decode_launches()
+    one_token_each: Expr = ("-", attention.num_tokens, attention.requests)
+    return [Case(decode, (one_token_each, 0)), Case((prefill, *decode))]
