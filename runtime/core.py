@@ -110,9 +110,9 @@ class Core:
         """What the step's rows say. A request fails whose own rows hold a NaN."""
         sampling, scoring = [c for c in chunks if c.sample], [c for c in chunks if c.score]
         try:
-            rows = logits[: len(sampling)] if scoring else logits
-            sampled = self._sampler.sample(sampling, rows) if sampling else None
             scores = score_rows(self.executor, scoring, logits[len(sampling) :]) if scoring else []
+            rows = logits[: len(sampling)] if scoring else logits
+            sampled = self._sampler.sample(sampling, rows) if sampling else None  # views: after the scores
             return Results(sampling, sampled, scoring, scores)
         except EngineError as error:
             owners = sampling + [c for c in scoring for _ in c.score]

@@ -39,7 +39,7 @@ class Needs:
 
 
 def _mib(num_bytes: int) -> str:
-    return f"{-(-num_bytes // 2**20):,}"
+    return f"{num_bytes / 2**20:,.1f}"
 
 
 def weight_offsets(sizes: Sequence[int]) -> tuple[list[int], int]:

@@ -107,7 +107,8 @@ class StepForms:
         self._area = Area.of(device, step_bytes(limits, num_groups, width), "the step's arrays")
         program.require(["forward"])
         most = min(limits.max_step_tokens, limits.max_requests)
-        self._buckets = [b for b in (buckets or decode_buckets(most)) if b <= most]
+        given = decode_buckets(most) if buckets is None else buckets
+        self._buckets = [size for size in given if size <= most]
         self._numbers = np.arange(limits.max_rows, dtype=np.int32)
         self._recorded: dict[int, Form] = {}
         self._forms: dict[tuple[int, int, int], Form] = {}
