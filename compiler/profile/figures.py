@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from codegen.cpp.costs import Cost, CostedKernel, StepShape
+from codegen.costs import Cost, CostedKernel, StepShape
 from codegen.cpp.spelling import key
 from compiler.profile.limits import Limits, products_s
 from compiler.profile.timeline import Timeline

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from codegen.costs import Costs
+from codegen.cpp import costs as cpp_costs
 from codegen.cpp.context import CodegenError
-from codegen.cpp.costs import Costs
 from compiler.errors import CompileError
 from compiler.profile.figures import StepFigures
 from compiler.profile.limits import Limits, Probe
@@ -23,7 +24,7 @@ class Profile:
 def costs_of(artifact: Artifact) -> Costs:
     """The costs of the artifact's kernels. Raises CompileError where another version made its code."""
     try:
-        costs = Costs.of(parse(artifact.read(artifact.cpu.graph).decode()))
+        costs = cpp_costs.costs_of(parse(artifact.read(artifact.cpu.graph).decode()))
     except (CodegenError, ValueError) as error:
         raise _other_version(artifact) from error
     if costs.weight_order != artifact.cpu.weight_order:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from codegen.cpp.costs import Costs, StepShape
+from codegen.costs import Costs, StepShape
 from compiler.profile.limits import Limits, products_s
 from compiler.profile.run import costs_of
 from runtime.artifact import Artifact

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from codegen.cpp.costs import StepShape
+from codegen.costs import StepShape
 from compiler.errors import CompileError
 from compiler.profile.timeline import Timeline
 from runtime.artifact import Artifact

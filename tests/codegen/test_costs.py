@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from codegen import cpp
-from codegen.cpp.costs import LOOKUPS, Cost, Costs, StepShape
+from codegen.costs import LOOKUPS, Cost, Costs, StepShape
+from codegen.cpp.costs import costs_of
 from tests.codegen.harness import Arrays, lower, random_weights
 from tests.codegen.test_forward import HEADS, D, G, H, I, V, graph
 
@@ -19,7 +20,7 @@ TOKENS = 34
 
 @pytest.fixture(scope="module")
 def costs() -> Costs:
-    return Costs.of(lower(graph()))
+    return costs_of(lower(graph()))
 
 
 def of_kind(costs: Costs, shape: StepShape, kind: str) -> list[Cost]:
@@ -58,7 +59,7 @@ def test_activations_are_read_and_written_once(costs: Costs) -> None:
 @pytest.mark.parametrize("shape", [MIXED, StepShape((1,), (1,), 1)])
 def test_weights_are_those_of_the_packed_file(tmp_path: Path, shape: StepShape) -> None:
     lowered = lower(graph())
-    generated, costs = cpp.generate(lowered), Costs.of(lowered)
+    generated, costs = cpp.generate(lowered), costs_of(lowered)
     arrays = random_weights(lowered, np.random.default_rng(0))
     cpp.pack(generated, Arrays(arrays), tmp_path / "w.safetensors")
     raw = (tmp_path / "w.safetensors").read_bytes()

@@ -1,0 +1,39 @@
+"""The costs of the Triton targets' kernels (codegen.costs)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from codegen.costs import Costs
+from codegen.triton.context import Context
+from codegen.triton.devices import Device
+from codegen.triton.forward import print_kernel
+from codegen.triton.weights import PlainWeight, WeightTable
+from ir.graph import Graph, Value, Weight
+from passes.memory.schedule import Kernel
+
+
+@dataclass
+class _Recording(WeightTable):
+    """used: the arrays that were asked for, until it is cleared."""
+
+    used: set[int] = field(default_factory=set[int])
+
+    def use(self, arg: Weight | Value) -> tuple[int, PlainWeight]:
+        index, found = super().use(arg)
+        self.used.add(index)
+        return index, found
+
+
+def costs_of(graph: Graph, device: Device) -> Costs:
+    """Of a lowered graph. Raises CodegenError where an op has no kernel."""
+    ctx, weights = Context.of(graph, device), _Recording()
+    ctx.weights = weights
+
+    def reads(kernel: Kernel) -> list[PlainWeight]:
+        weights.used.clear()
+        print_kernel(ctx, kernel)
+        return [weights.order[i] for i in sorted(weights.used)]
+
+    found = [reads(kernel) for kernel in ctx.schedule.kernels]
+    return Costs.of(ctx.schedule, found, [w.name for w in weights.order], narrow_queries=True)
