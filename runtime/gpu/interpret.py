@@ -165,9 +165,29 @@ def _interpreter() -> Any:
 
 
 def _grid_executor(interpreter: Any) -> Any:
-    """Triton's own, but for the copies of its arguments: they are in host memory already."""
+    """Triton's own, but for the copies of its arguments: they are in host memory already.
+
+    It puts its operations in the place of triton.language's at every call of a function, sums and maxima
+    among them, which takes longer than most: here once per launch and module.
+    """
 
     class HostExecutor(interpreter.GridExecutor):
+        def __call__(self, *args: Any, **kwargs: Any) -> None:
+            put_in_place = interpreter._patch_lang
+            done = set[int]()
+
+            def once(function: Any) -> Any:
+                names = id(function.__globals__)
+                if names not in done:
+                    done.add(names)
+                    return put_in_place(function)
+
+            interpreter._patch_lang = once
+            try:
+                super().__call__(*args, **kwargs)
+            finally:
+                interpreter._patch_lang = put_in_place
+
         def _init_args_hst(self, args_dev: Any, kwargs: Any) -> Any:
             return args_dev, kwargs
 
