@@ -19,10 +19,13 @@ def plan_blocks(
     max_context: int,
     kv_blocks: int | None = None,
     kv_memory: int | str | None = None,
+    *,
     held: int = 0,
+    free: int | None = None,
+    share: float = FREE_SHARE,
 ) -> list[int]:
     """Blocks per group. kv_blocks: of every group. kv_memory: bytes of all groups together, or a text like
-    "2GiB"; default, half of the free memory less what others will hold of it.
+    "2GiB"; default, a share (half) of the free memory (the host's), less what others will hold of it.
 
     Never more than max_requests requests of the whole context can use, unless kv_blocks says so.
     Raises ResourceError if a group would get no block.
@@ -34,18 +37,14 @@ def plan_blocks(
             raise ResourceError(f"kv_blocks = {kv_blocks!r}", todo="Use an integer of at least 1")
         counts = [kv_blocks] * len(groups)
     else:
-        counts = _share(groups, limits, max_context, _bytes(kv_memory, held))
+        room = (machine.free_memory() if free is None else free) - held
+        budget = int(max(0, room) * share) if kv_memory is None else machine.parse_bytes(kv_memory)
+        counts = _share(groups, limits, max_context, budget)
     for group, count in zip(groups, counts, strict=True):
         if count * group.block > MAX_INT32:
             todo = f"Use at most {MAX_INT32 // group.block} blocks"
             raise ResourceError(f"{count} blocks of {group.block} tokens exceed 32-bit slots", todo=todo)
     return counts
-
-
-def _bytes(kv_memory: int | str | None, held: int) -> int:
-    if kv_memory is not None:
-        return machine.parse_bytes(kv_memory)
-    return int(max(0, machine.free_memory() - held) * FREE_SHARE)
 
 
 def _share(groups: Sequence[KVGroup], limits: Limits, max_context: int, budget: int) -> list[int]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes as c
 import importlib
 from collections.abc import Callable
 from typing import Any
 
 from runtime.errors import EngineError
 from runtime.gpu.vendor import Api, OutOfMemory, Params, Unavailable, failure
+
+LIBRARY = "libcuda.so.1"
 
 
 class CudaApi(Api):
@@ -37,8 +40,8 @@ class CudaApi(Api):
         try:
             self._do("init", 0)
             count = self._do("count")
-        except RuntimeError as error:  # of cuda-bindings, where the driver's library is missing
-            raise Unavailable("libcuda.so.1 was not found") from error
+        except RuntimeError as error:  # of cuda-bindings, where it cannot use the driver's library
+            raise Unavailable(f"{LIBRARY} cannot be used ({error})") from error
         except EngineError as error:
             raise Unavailable(error.what) from error
         if count == 0:
@@ -52,9 +55,14 @@ class CudaApi(Api):
     def find() -> CudaApi:
         """Raises Unavailable."""
         try:
+            c.CDLL(LIBRARY)
+        except OSError as error:
+            raise Unavailable(f"{LIBRARY} was not found") from error
+        try:
             driver = importlib.import_module("cuda.bindings.driver")
         except ImportError as error:
-            raise Unavailable("the package cuda-bindings is not installed") from error
+            missing = "the package cuda-bindings is not installed (pip install 'octavo[cuda]')"
+            raise Unavailable(missing) from error
         return CudaApi(driver)
 
     def _capability(self, part: str) -> int:

@@ -1,0 +1,81 @@
+"""Kernels built again for another GPU than the artifact's: once, and kept in the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+from runtime.artifact import Artifact
+from runtime.errors import ArtifactError
+from runtime.manifest import GpuTarget
+
+LOG = logging.getLogger("octavo")
+
+
+def cache_folder() -> Path:
+    """$OCTAVO_CACHE/rebuilt, by default in the user's cache folder."""
+    user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("OCTAVO_CACHE") or Path(user) / "octavo") / "rebuilt"
+
+
+def rebuilt(artifact: Artifact, target: GpuTarget, wanted: str, device: str) -> Path:
+    """A folder with kernels.json and the binaries for `wanted`, a target's name. Takes a compiler, the first
+    time, and says so. Raises ArtifactError.
+    """
+    todo = f"Compile the model with --target {wanted}"
+    if find_spec("triton") is None or find_spec("codegen.triton") is None:
+        raise ArtifactError(
+            f"its target {target.name} has no binaries for {device} ({wanted}), and Triton is not here to "
+            "build them",
+            where=artifact.root.name,
+            todo=f"Install it (pip install 'octavo[compile,triton]'), or {todo[0].lower()}{todo[1:]}",
+        )
+    folder = cache_folder() / _key(artifact, target, wanted)
+    if (folder / "kernels.json").is_file():
+        return folder
+    LOG.warning("octavo: building the kernels of %s for %s (%s), once", artifact.root.name, device, wanted)
+    partial = folder.with_name(f"{folder.name}.{secrets.token_hex(4)}")
+    try:
+        _build(artifact.path(target.kernels).parent, wanted, partial, todo)
+        _publish(partial, folder)
+    except OSError as error:
+        raise ArtifactError(
+            f"its kernels for {wanted} cannot be kept ({error})", where=str(folder), todo="Set OCTAVO_CACHE"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def _key(artifact: Artifact, target: GpuTarget, wanted: str) -> str:
+    """Of all that the binaries depend on."""
+    hashes = [artifact.manifest.files[name].sha256 for name in (target.kernels, target.source)]
+    text = json.dumps([hashes, wanted, version("triton")])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _build(source: Path, wanted: str, out: Path, todo: str) -> None:
+    """In a process of its own: it imports the compiler."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "codegen.triton.build", str(source), "--target", wanted, "-o", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        said = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
+        raise ArtifactError(f"its kernels cannot be built for {wanted}: {said}", where=str(source), todo=todo)
+
+
+def _publish(partial: Path, folder: Path) -> None:
+    try:
+        partial.rename(folder)
+    except OSError:
+        if not (folder / "kernels.json").is_file():  # else another process was first
+            raise

@@ -1,0 +1,102 @@
+"""GPU targets of an artifact on this machine: which one its devices can run, and the device opened for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+
+from runtime.artifact import Artifact
+from runtime.errors import ResourceError
+from runtime.gpu.compiled import Compiled
+from runtime.gpu.cuda import CudaApi
+from runtime.gpu.device import Device, KernelSpec
+from runtime.gpu.driver import DriverDevice
+from runtime.gpu.hip import HipApi
+from runtime.gpu.interpret import InterpretedDevice
+from runtime.gpu.kernels import parse_kernels
+from runtime.gpu.plan import Plan
+from runtime.gpu.rebuild import rebuilt
+from runtime.gpu.vendor import Api, Unavailable
+from runtime.manifest import GpuTarget
+from runtime.weights import Weights
+
+FIRST_OF_ITS_OWN = 90  # from compute capability 9.0 on, binaries are of one architecture alone
+
+
+def find_api(backend: str) -> Api:
+    """The first GPU of a vendor's. Raises Unavailable."""
+    return CudaApi.find() if backend == "cuda" else HipApi.find()
+
+
+def runs(binary: str, device: str) -> bool:
+    """Whether a device runs binaries of an architecture: its own, or an older one of the same generation."""
+    if binary == device:
+        return True
+    if not (binary.startswith("sm_") and device.startswith("sm_")):
+        return False
+    built, have = int(binary[3:]), int(device[3:])
+    return built < FIRST_OF_ITS_OWN and built // 10 == have // 10 and built <= have
+
+
+def best(targets: Sequence[GpuTarget]) -> GpuTarget | None:
+    """The target that this machine's GPU runs, else one that it runs once it is rebuilt, if Triton is here."""
+    found: dict[str, str] = {}
+    for backend in {target.backend for target in targets} - {"interpret"}:
+        try:
+            found[backend] = find_api(backend).arch
+        except Unavailable:
+            continue
+    there = [target for target in targets if target.backend in found]
+    fitting = [target for target in there if runs(target.arch, found[target.backend])]
+    if fitting:
+        return max(fitting, key=lambda target: target.arch == found[target.backend])
+    return there[0] if there and find_spec("triton") is not None else None
+
+
+def open_target(artifact: Artifact, target: GpuTarget) -> tuple[Device, Compiled]:
+    """Raises ResourceError where this machine lacks what the target needs."""
+    plan = Plan.parse(artifact.read(target.plan), target.plan)
+    device, kernels = _open(artifact, target)
+    try:
+        weights = Weights(artifact.path(artifact.weights(target.name)), target.weight_order)
+    except BaseException:
+        device.close()
+        raise
+    manifest = artifact.manifest
+    return device, Compiled(target.name, plan, kernels, weights, manifest.model, manifest.kv_groups)
+
+
+def _open(artifact: Artifact, target: GpuTarget) -> tuple[Device, Sequence[KernelSpec]]:
+    if target.backend == "interpret":
+        return InterpretedDevice(artifact.path(target.source)), _kernels(artifact, target)
+    try:
+        api = find_api(target.backend)
+    except Unavailable as error:
+        raise _lacking(artifact, target, str(error)) from error
+    if runs(target.arch, api.arch):
+        return DriverDevice(api), _kernels(artifact, target)
+    folder = rebuilt(artifact, target, f"{target.backend}:{api.arch}", api.name)
+    data = (folder / "kernels.json").read_bytes()
+    return DriverDevice(api), parse_kernels(data, str(folder), lambda name: (folder / name).read_bytes())
+
+
+def _kernels(artifact: Artifact, target: GpuTarget) -> Sequence[KernelSpec]:
+    folder = PurePosixPath(target.kernels).parent
+    data = artifact.read(target.kernels)
+    return parse_kernels(data, target.kernels, lambda name: artifact.read(str(folder / name)))
+
+
+def _lacking(artifact: Artifact, target: GpuTarget, found: str) -> ResourceError:
+    if target.backend == "cuda":
+        digits = target.arch.removeprefix("sm_")
+        what = f"an NVIDIA GPU of compute capability {digits[:-1]}.{digits[-1]} and its driver"
+    else:
+        what = f"an AMD GPU of architecture {target.arch} and its driver"
+    if "cpu" in artifact.manifest.targets:
+        todo = "Load it with target='cpu' (--target cpu) to run here"
+    else:
+        todo = "Compile it with --target cpu to run here"
+    return ResourceError(
+        f"its target {target.name} needs {what}; {found}", where=Path(artifact.root).name, todo=todo
+    )
