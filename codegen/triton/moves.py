@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from codegen.triton.context import Context, dtype_of, literal, refuse, shape_of
-from codegen.triton.launch import Case, always, cdiv, expression
+from codegen.triton.launch import Case, Launch, always, cdiv, expression
 from codegen.triton.pointwise import Array, Tile, launch_loop
 from codegen.triton.render import render
 from codegen.triton.schedule import row_tile
 from ir.dims import Dim, product
 from ir.graph import Op, Value
 from passes.match import attribute
+
+MOST_JOINED = 8  # operands of a concat in one kernel
 
 
 def embed(ctx: Context, op: Op) -> list[Case]:
@@ -89,19 +91,54 @@ def _together(cases: Sequence[list[Case]]) -> list[Case]:
 
 
 def concat(ctx: Context, op: Op) -> list[Case]:
-    axis, parts, at = op.attr("axis"), [], cast(Any, 0)
-    for arg in op.args:
-        x = cast(Value, arg)
-        count = cast(Any, shape_of(x)[axis])
-        if axis == 0:
-            strides = tuple(_strides(_static(op, shape_of(x)[1:])))
-            width = cast(int, product(shape_of(x)[1:]))
-            target = Array(ctx.pointer(op.out, at * width), width, strides)
-            parts.append(copy(ctx, shape_of(x), Array(ctx.pointer(x), ctx.ld(x), strides), target))
-        else:
-            parts.append(_range(ctx, op, x, 0, op.out, at, axis, count))
-        at = at + count
-    return _together(parts)
+    axis, xs = op.attr("axis"), [cast(Value, arg) for arg in op.args]
+    if axis == 0:
+        return _stacked(ctx, op, xs)
+    launches: list[Launch] = []
+    blocks = cast(int, product(_static(op, shape_of(op.out)[1:axis])))
+    start = 0  # in one of the result's blocks
+    for first in range(0, len(xs), MOST_JOINED):
+        some = xs[first : first + MOST_JOINED]
+        launches.append(_joined(ctx, op, some, axis, blocks, start))
+        start += sum(_block(op, x, axis) for x in some)
+    return always(*launches)
+
+
+def _block(op: Op, x: Value, axis: int) -> int:
+    """Elements of an axis and of those after it."""
+    return cast(int, product(_static(op, shape_of(x)[axis:])))
+
+
+def _joined(ctx: Context, op: Op, xs: Sequence[Value], axis: int, blocks: int, start: int) -> Launch:
+    """Some operands into the result's blocks, from `start` in each."""
+    parts: list[dict[str, int]] = []
+    width = 0
+    for x in xs:
+        parts.append({"start": width, "width": _block(op, x, axis), "ld": ctx.ld(x)})
+        width += _block(op, x, axis)
+    rows, tile = expression(shape_of(op.out)[0]), row_tile(ctx.device, blocks * width)
+    whole = {"out_ld": ctx.ld(op.out), "out_width": _block(op, op.out, axis)}
+    pointers = {f"x{i}": ctx.pointer(x) for i, x in enumerate(xs)}
+    return ctx.launch(
+        "concat",
+        render("concat", parts=parts, width=width, blocks=blocks, start=start, **whole),
+        {**pointers, "out": ctx.pointer(op.out), "rows": ctx.size(rows)},
+        (cdiv(rows, tile.rows), cdiv(blocks * width, tile.block)),
+        {"ROWS": tile.rows, "BLOCK": tile.block},
+        num_warps=tile.num_warps,
+    )
+
+
+def _stacked(ctx: Context, op: Op, xs: Sequence[Value]) -> list[Case]:
+    """Rows below rows: one copy for each operand."""
+    cases: list[list[Case]] = []
+    width = cast(int, product(_static(op, shape_of(op.out)[1:])))
+    at = cast(Any, 0)
+    for x in xs:
+        target = Array(ctx.pointer(op.out, at * width), width, (1,))
+        cases.append(contiguous(ctx, x, target))
+        at = at + shape_of(x)[0]
+    return _together(cases)
 
 
 def split(ctx: Context, op: Op) -> list[Case]:
