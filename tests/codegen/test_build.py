@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from pathlib import Path
 
 import pytest
 
 from codegen import cpp
+from codegen.cpp.build import FLAGS
 from ir.types import DType
 from tests.codegen.harness import arg, best_level, lower, paged_builder, weight
 
@@ -39,6 +42,27 @@ def test_libraries_come_in_order_of_preference(tmp_path: Path) -> None:
     kernels = cpp.build(write(tmp_path, "int f() { return 1; }\n"), names)
     assert [k.isa for k in kernels] == list(cpp.default_levels(bf16=True))
     assert all((tmp_path / k.file).is_file() and k.sources == ("forward.cpp",) for k in kernels)
+
+
+def test_an_object_is_built_again_only_if_something_it_is_made_of_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, name = tmp_path / "cache", best_level()
+    monkeypatch.setenv("OCTAVO_CACHE", str(cache))
+    found = []
+    for index, (flags, number, text) in enumerate(
+        [((), 1, "A"), ((), 1, "A"), ((), 2, "A"), ((), 1, "A + 1"), (("-DB",), 1, "A"), ((), 1, "A")]
+    ):
+        directory = tmp_path / str(index)
+        directory.mkdir()
+        (directory / "a.h").write_text(f"#define A {number}\n")
+        source = (
+            f'#include "a.h"\nextern "C" __attribute__((visibility("default"))) int f() {{ return {text}; }}'
+        )
+        monkeypatch.setattr(sys.modules["codegen.cpp.build"], "FLAGS", (*FLAGS, *flags))
+        (kernel,) = cpp.build(write(directory, source), [name])
+        found.append((ctypes.CDLL(str(directory / kernel.file)).f(), len(list(cache.iterdir()))))
+    assert found == [(1, 1), (1, 1), (2, 2), (2, 3), (1, 4), (1, 4)]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def compiler_key() -> str:
     files = [
         p
         for d in ("ir", "passes", "codegen", "compiler")
-        for s in ("py", "h")
+        for s in ("py", "h", "cpp")
         for p in (ROOT / d).rglob(f"*.{s}")
     ]
     return hashlib.sha256(b"".join(p.read_bytes() for p in sorted(files))).hexdigest()[:16]

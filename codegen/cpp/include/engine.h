@@ -3,10 +3,9 @@
 #include <mutex>
 
 #include "abi.h"
-#include "limits.h"
+#include "common.h"
 #include "pool.h"
 #include "rows.h"
-#include "sample.h"
 
 namespace octavo {
 
@@ -66,7 +65,7 @@ int32_t octavo_forward(void* engine, const octavo_step* step) {
 int32_t octavo_sample(void* engine, const octavo_sample_args* args) {
   auto& e = *static_cast<octavo::Engine*>(engine);
   std::lock_guard<std::mutex> lock(e.one_at_a_time);
-  return octavo::sample(e.pool, *args);
+  return octavo::sample_rows(e.pool, *args);
 }
 
 void octavo_copy_blocks(void* engine, int32_t group, void* data, const int32_t* pairs, int32_t n) {
@@ -79,7 +78,7 @@ void octavo_copy_blocks(void* engine, int32_t group, void* data, const int32_t* 
 void octavo_logprobs(void* engine, const float* logits, int32_t num_rows, const int32_t* ids, float* out) {
   auto& e = *static_cast<octavo::Engine*>(engine);
   std::lock_guard<std::mutex> lock(e.one_at_a_time);
-  octavo::logprobs(e.pool, logits, num_rows, octavo::VOCAB_SIZE, ids, out);
+  octavo::score_rows(e.pool, logits, num_rows, octavo::VOCAB_SIZE, ids, out);
 }
 
 void octavo_record(void* engine, octavo_mark* marks, int64_t marks_per_thread) {
@@ -91,7 +90,7 @@ void octavo_record(void* engine, octavo_mark* marks, int64_t marks_per_thread) {
 
 void octavo_measure(int32_t num_threads, const void* data, int64_t bytes, octavo_limits* limits) {
   octavo::Pool pool(num_threads);
-  *limits = octavo::measure(pool, static_cast<const char*>(data), bytes);
+  *limits = octavo::measure_limits(pool, static_cast<const char*>(data), bytes);
 }
 
 void octavo_close(void* engine) { delete static_cast<octavo::Engine*>(engine); }

@@ -6,7 +6,6 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <functional>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -108,8 +107,10 @@ class Pool {
   int count() const { return count_; }
 
   // Runs job on every thread, the caller's included, and returns when all are done.
-  void run(const std::function<void(Thread&)>& job) {
+  template <class Job>
+  void run(const Job& job) {
     job_ = &job;
+    call_ = [](const void* what, Thread& thread) { (*static_cast<const Job*>(what))(thread); };
     for (auto& c : counters_) c.value = 0;
     start_.open();
     play(0);
@@ -137,7 +138,7 @@ class Pool {
   void play(int id) {
     FloatState same;
     Thread thread{this, id, count_};
-    (*job_)(thread);
+    call_(job_, thread);
     barrier();
   }
 
@@ -150,7 +151,8 @@ class Pool {
   }
 
   const int count_;
-  const std::function<void(Thread&)>* job_ = nullptr;
+  const void* job_ = nullptr;
+  void (*call_)(const void* job, Thread& thread) = nullptr;
   std::atomic<bool> stop_{false};
   Gate start_{100000}, phase_{10000};
   alignas(64) std::atomic<int> arrived_{0};
