@@ -61,9 +61,8 @@ def load(
     elif isa is None:
         executor, counts = _open_gpu(artifact, found, limits, plan)
     else:
-        raise ResourceError(
-            f"isa = {isa!r} with the target {found.name}", todo="Leave it out, or load for cpu"
-        )
+        todo = "Leave it out, or load for the target cpu"
+        raise ResourceError(f"isa = {isa!r} with the target {found.name}", todo=todo)
     cache = Cache(
         [Group(count, group.window) for count, group in zip(counts, groups, strict=True)],
         block=groups[0].block if groups else 16,

@@ -32,6 +32,9 @@ def command(
     logprobs: Annotated[
         int | None, typer.Option(help="With --json: the k best alternatives per token.")
     ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Default: the best of the engine's that this machine can run.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Default: the cores this process may use.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
@@ -58,7 +61,7 @@ def command(
         stop=tuple(stop or ()),
         logprobs=logprobs,
     )
-    with runtime.load(engine, threads=threads) as loaded:
+    with runtime.load(engine, target=target, threads=threads) as loaded:
         request = loaded.submit([{"role": "user", "content": text}] if chat else text, sampling)
         if as_json:
             print(json.dumps(_as_json(request.result()), ensure_ascii=False))

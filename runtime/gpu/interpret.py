@@ -160,8 +160,9 @@ def _interpreter() -> Any:
             "Triton was imported for compiling in this process",
             todo="Use a fresh process, or set TRITON_INTERPRET=1 before it starts",
         )
-    round_casts(interpreter)
-    return interpreter
+    found: Any = interpreter
+    round_casts(found)
+    return found
 
 
 def _grid_executor(interpreter: Any) -> Any:

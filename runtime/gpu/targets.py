@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from runtime.artifact import Artifact
 from runtime.errors import ResourceError
@@ -40,7 +40,7 @@ def runs(binary: str, device: str) -> bool:
 
 
 def best(targets: Sequence[GpuTarget]) -> GpuTarget | None:
-    """The target that this machine's GPU runs, else one that it runs once it is rebuilt, if Triton is here."""
+    """The target that this machine's GPU runs; else one that it runs once rebuilt, if Triton is here."""
     found: dict[str, str] = {}
     for backend in {target.backend for target in targets} - {"interpret"}:
         try:
@@ -93,10 +93,9 @@ def _lacking(artifact: Artifact, target: GpuTarget, found: str) -> ResourceError
         what = f"an NVIDIA GPU of compute capability {digits[:-1]}.{digits[-1]} and its driver"
     else:
         what = f"an AMD GPU of architecture {target.arch} and its driver"
-    if "cpu" in artifact.manifest.targets:
-        todo = "Load it with target='cpu' (--target cpu) to run here"
-    else:
-        todo = "Compile it with --target cpu to run here"
+    has_cpu = "cpu" in artifact.manifest.targets
     return ResourceError(
-        f"its target {target.name} needs {what}; {found}", where=Path(artifact.root).name, todo=todo
+        f"its target {target.name} needs {what}; {found}",
+        where=artifact.root.name,
+        todo=f"{'Load' if has_cpu else 'Compile'} it with --target cpu to run here",
     )
