@@ -23,7 +23,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from codegen.triton.context import Context
 from codegen.triton.devices import Device
@@ -198,7 +198,7 @@ class Sampler:
 
 def print_sections(ctx: Context) -> dict[str, Any]:
     """What sampling adds to the plan: sections by name, and bytes of scratch per row."""
-    vocab_size = cast(int, tensor_of(ctx.graph.outputs[0]).shape[-1])
+    vocab_size = _vocab_size(ctx)
     s = Sampler(ctx, vocab_size, sample_tile(ctx.device, vocab_size))
     sections = {
         "sample_greedy": [s.stats(), s.finish()],
@@ -214,8 +214,12 @@ def print_sections(ctx: Context) -> dict[str, Any]:
 
 def scratch_form(ctx: Context) -> dict[str, int]:
     """plan.json's "sample_scratch": bytes per sampled row, and fixed ones."""
-    vocab_size = cast(int, tensor_of(ctx.graph.outputs[0]).shape[-1])
+    vocab_size = _vocab_size(ctx)
     return {"Q": Sampler(ctx, vocab_size, sample_tile(ctx.device, vocab_size)).row_bytes, "": 0}
+
+
+def _vocab_size(ctx: Context) -> int:
+    return int(tensor_of(ctx.graph.outputs[0]).shape[-1])
 
 
 def _entry(launch: Launch) -> dict[str, Any]:
