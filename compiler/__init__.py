@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from compiler.driver import Progress
+    from compiler.progress import Progress
 
 
 def compile(
     source: Any,
     out: str | Path,
     *,
-    target: str = "cpu",
-    dtype: str = "f32",
+    target: str | Sequence[str] = "cpu",
+    dtype: str | None = None,
     max_context: int | None = None,
     isa: Sequence[str] | None = None,
+    invariant: bool = False,
+    weights: bool = True,
     check: bool = False,
     dump_ir: str | Path | None = None,
     force: bool = False,
@@ -25,28 +27,31 @@ def compile(
 ) -> Path:
     """Compile a checkpoint into the artifact directory `out` and return its path.
 
-    source: a Hugging Face directory, a GGUF file, a torch.nn.Module or an exported program. dtype: of
-    what linears multiply and of the KV cache, f32 or bf16; sums are f32. max_context: the longest sequence,
-    default the model's own. isa: the ISA levels to build, default v4, v3 and baseline, and v4-vnni-bf16 for
-    bf16 linears. check: run the reference interpreter before and after every pass, and against the compiled
-    forward. dump_ir: a directory that gets the graph after every pass; the artifact keeps them too. force:
-    replace a directory at `out` that is not an artifact. An artifact is replaced in any case, and only when
-    the new one is whole.
+    source: a Hugging Face directory, a GGUF file, a torch.nn.Module or an exported program. target: what it
+    will run on, one or several of cpu, cuda:sm_80, cuda:sm_90, cuda:sm_100, hip:gfx942 and triton-interpret;
+    no GPU is needed to compile for one. dtype: of what linears multiply and of the KV cache, f32 or bf16;
+    sums are f32. Default bf16 where all targets are GPUs, else f32. max_context: the longest sequence,
+    default the model's own. isa: the ISA levels to build for cpu, default v4, v3 and baseline, and
+    v4-vnni-bf16 for bf16 linears. invariant: GPUs' kernels keep one order of accumulation whatever they are
+    batched with, as the CPU's always do. weights: False for shapes alone, from a directory that need only
+    hold config.json: to inspect and to measure. check: run the reference interpreter before and after every
+    pass, and against the compiled forward. dump_ir: a directory that gets the graph after every pass; the
+    artifact keeps them too. force: replace a directory at `out` that is not an artifact. An artifact is
+    replaced in any case, and only when the new one is whole.
 
     Raises compiler.errors.CompileError with what was wrong, where, and what to do.
     """
     # Imported here so that `import compiler`, which every subcommand does, needs neither sympy nor torch.
-    from compiler.driver import compile_artifact
+    from compiler.driver import Options, compile_artifact
 
+    folder = None if dump_ir is None else Path(dump_ir)
     return compile_artifact(
         source,
         Path(out),
-        target=target,
-        dtype=dtype,
-        max_context=max_context,
+        target,
+        Options(dtype=dtype, max_context=max_context, weights=weights, check=check, dump_ir=folder),
         isa=isa,
-        check=check,
-        dump_ir=None if dump_ir is None else Path(dump_ir),
+        invariant=invariant,
         force=force,
         progress=progress,
     )

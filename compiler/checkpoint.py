@@ -209,4 +209,7 @@ def open_checkpoint(directory: Path) -> tuple[WeightSource, tuple[Path, ...]]:
             "it. Convert them where you trust them: "
             "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT) writes safetensors"
         )
-    raise WeightError(f"{directory}: there are no weights (model.safetensors) beside config.json")
+    raise WeightError(
+        f"{directory}: there are no weights (model.safetensors) beside config.json. Add them, or compile the "
+        "shapes alone with --no-weights"
+    )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,85 +19,85 @@ from compiler.importers import Imported
 from compiler.importers.model import MAX_CONTEXT
 from compiler.pipeline import Stage, pipeline, run_pipeline
 from compiler.progress import Progress
+from compiler.targets import ERRORS, Target, by_device, find_targets
 from compiler.weights import WeightError, read_as
 from ir.dims import evaluate, product
 from ir.graph import Graph, tensor_of
 from ir.text import print_graph
 from ir.types import DType
 from passes.base import PassError
+from passes.plan_memory import PlanMemory
+from runtime.artifact import Artifact
 from runtime.errors import ArtifactError
 from runtime.tokenizer import Tokenizer
 
-TARGETS = ("cpu",)
 DTYPES = ("f32", "bf16")
-WEIGHTS = "weights/cpu.safetensors"
-GRAPH = "targets/cpu/graph.ir"
-PLAN = "targets/cpu/plan.json"
-KERNELS = "targets/cpu/kernels"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a compile was asked for; see compiler.compile."""
+
+    dtype: str | None = None
+    max_context: int | None = None
+    weights: bool = True
+    check: bool = False
+    dump_ir: Path | None = None
 
 
 def compile_artifact(
     source: Any,
     out: Path,
+    targets: str | Sequence[str],
+    options: Options,
     *,
-    target: str,
-    dtype: str,
-    max_context: int | None,
     isa: Sequence[str] | None,
-    check: bool,
-    dump_ir: Path | None,
+    invariant: bool,
     force: bool,
     progress: Progress | None,
 ) -> Path:
     """See compiler.compile."""
-    _check_options(target, dtype, max_context)
+    _check(options)
     try:
-        for level in isa or ():
-            cpp.find_level(level)
+        found = find_targets(targets, isa, invariant)
         with ArtifactWriter(out, force) as writer:
-            return Compile(writer, dtype, isa, check, dump_ir, progress or Progress()).run(
-                source, max_context
-            )
-    except (PassError, WeightError, cpp.BuildError, cpp.CodegenError) as error:
+            return Compile(writer, found, options, progress or Progress()).run(source)
+    except (PassError, WeightError, *ERRORS) as error:
         raise CompileError(str(error)) from error
 
 
-def _check_options(target: str, dtype: str, max_context: int | None) -> None:
-    if target not in TARGETS:
-        raise CompileError(f"--target {target}: not a target. There is {', '.join(TARGETS)}")
-    if dtype not in DTYPES:
+def _check(options: Options) -> None:
+    dtype, context = options.dtype, options.max_context
+    if dtype is not None and dtype not in DTYPES:
         raise CompileError(f"--dtype {dtype}: not an element type of weights. There are {', '.join(DTYPES)}")
-    if max_context is not None and not 1 <= max_context <= MAX_CONTEXT:
-        raise CompileError(f"--max-context {max_context}: must be from 1 to {MAX_CONTEXT}")
+    if context is not None and not 1 <= context <= MAX_CONTEXT:
+        raise CompileError(f"--max-context {context}: must be from 1 to {MAX_CONTEXT}")
+    if options.check and not options.weights:
+        raise CompileError("--check runs the model, which needs its weights: leave out --no-weights")
 
 
 class Compile:
     """One compile: what its steps share, and the steps, in the order in which `run` takes them."""
 
     def __init__(
-        self,
-        writer: ArtifactWriter,
-        dtype: str,
-        isa: Sequence[str] | None,
-        check: bool,
-        dump_ir: Path | None,
-        progress: Progress,
+        self, writer: ArtifactWriter, targets: Sequence[Target], options: Options, progress: Progress
     ) -> None:
-        self.writer, self.dtype, self.isa, self.progress = writer, dtype, isa, progress
-        self.check, self.dump_ir = check, dump_ir
+        self.writer, self.targets, self.options, self.progress = writer, targets, options, progress
+        self.kinds = by_device(targets)
+        self.dtype = options.dtype or ("bf16" if all(t.prefers_bf16 for t in targets) else "f32")
 
-    def run(self, source: Any, max_context: int | None) -> Path:
+    def run(self, source: Any) -> Path:
         self.progress.stage("import")
-        imported = importers.load(source, max_context=max_context)
+        imported = importers.load(source, max_context=self.options.max_context, weights=self.options.weights)
         self._announce(imported)
         self._write_tokenizer(imported)
-        checker = self._checker(imported) if self.check else None
+        checker = self._checker(imported) if self.options.check else None
         lowered = self._lower(imported, checker)
-        generated = self._generate(lowered)
-        order = self._pack(generated, imported)
-        kernels = self._build(generated)
+        self._generate(lowered)
+        self._pack(imported)
+        self._build()
         self.progress.stage("hash")
-        self.writer.seal(self._manifest(imported, lowered, order, kernels))
+        self.writer.seal(self._manifest(imported, lowered))
         self._verify(imported, checker)
         return self.writer.publish()
 
@@ -109,10 +109,11 @@ class Compile:
             f"{imported.info.name}: {num_weights / 1e6:,.1f} M weights, {num_bytes / 1e6:,.0f} MB at "
             f"{self.dtype}, context {imported.info.max_context:,} -> {self.writer.out}"
         )
+        need = num_bytes * len(self.kinds) if self.options.weights else 0
         free = shutil.disk_usage(self.writer.root).free
-        if free < num_bytes:
+        if free < need:
             raise CompileError(
-                f"{self.writer.out}: needs about {num_bytes / 1e6:,.0f} MB and the disk has "
+                f"{self.writer.out}: needs about {need / 1e6:,.0f} MB and the disk has "
                 f"{free / 1e6:,.0f} MB free. Free some, or choose another place with -o"
             )
 
@@ -120,8 +121,10 @@ class Compile:
         batch = random_batch(imported.info.vocab_size, imported.info.max_context)
         return Checker(weight_reader(imported), batch)
 
-    def _lower(self, imported: Imported, checker: Checker | None) -> Graph:
-        passes = pipeline(self.dtype, read=weight_reader(imported))
+    def _lower(self, imported: Imported, checker: Checker | None) -> dict[str, Graph]:
+        """The lowered graph for each kind of device: they differ in the memory plan alone."""
+        passes = pipeline(self.dtype, read=weight_reader(imported), devices=tuple(self.kinds))
+        lowered: dict[str, Graph] = {}
 
         def on_stage(stage: Stage) -> None:
             self.progress.graph(stage.name, stage.graph, stage.count, stage.misses)
@@ -129,40 +132,41 @@ class Compile:
             if checker is not None:
                 self.progress.stage(f"check {stage.name}")
                 checker.on_stage(stage)
+            ran = passes[stage.index - 1] if stage.index else None
+            if isinstance(ran, PlanMemory):
+                lowered[ran.device] = stage.graph
             if stage.index < len(passes):
                 self.progress.stage(passes[stage.index].name)
 
-        lowered = run_pipeline(imported.graph, passes, on_stage)
-        self.progress.lowered(lowered)
-        self.writer.write(GRAPH, print_graph(lowered))
+        run_pipeline(imported.graph, passes, on_stage)
         return lowered
 
     def _dump(self, stage: Stage) -> None:
-        if self.dump_ir is None:
+        if self.options.dump_ir is None:
             return
         name, text = f"{stage.index:02}-{stage.name}.ir", print_graph(stage.graph)
-        self.dump_ir.mkdir(parents=True, exist_ok=True)
-        (self.dump_ir / name).write_text(text)
+        self.options.dump_ir.mkdir(parents=True, exist_ok=True)
+        (self.options.dump_ir / name).write_text(text)
         self.writer.write(f"stages/{name}", text)
 
-    def _generate(self, lowered: Graph) -> cpp.Generated:
-        self.progress.stage("generate")
-        generated = cpp.generate(lowered)
-        self.progress.sources(generated.sources)
-        for name, text in generated.sources.items():
-            self.writer.write(f"{KERNELS}/{name}", text)
-        self.writer.write(PLAN, json.dumps(generated.plan) + "\n")
-        return generated
+    def _generate(self, lowered: dict[str, Graph]) -> None:
+        for graph in lowered.values():
+            self.progress.lowered(graph)
+        for target in self.targets:
+            self.progress.stage(f"generate {target.name}")
+            target.write_graph(lowered[target.device], self.writer)
+            self.progress.sources(target.generate(lowered[target.device], self.writer))
 
-    def _pack(self, generated: cpp.Generated, imported: Imported) -> list[str]:
-        self.progress.stage("pack")
-        cpp.pack(generated, imported.weights, self.writer.path(WEIGHTS), self.progress.advance)
-        return list(generated.weight_order)
+    def _pack(self, imported: Imported) -> None:
+        for device, targets in self.kinds.items() if self.options.weights else ():
+            self.progress.stage(f"pack {device}")
+            path = self.writer.path(targets[0].weights)
+            targets[0].pack(targets, imported.weights, path, self.progress.advance)
 
-    def _build(self, generated: cpp.Generated) -> list[cpp.Kernel]:
-        self.progress.stage("build")
-        levels = generated.default_levels if self.isa is None else self.isa
-        return cpp.build(self.writer.root / KERNELS, levels, self.progress.advance)
+    def _build(self) -> None:
+        for target in self.targets:
+            self.progress.stage(f"build {target.name}")
+            target.build(self.writer, self.progress.advance)
 
     def _write_tokenizer(self, imported: Imported) -> None:
         """Copy the checkpoint's tokenizer, if the runtime can read it."""
@@ -176,36 +180,40 @@ class Compile:
         for name, content in imported.tokenizer_files.items():
             self.writer.write(f"tokenizer/{name}", content)
 
-    def _manifest(
-        self, imported: Imported, lowered: Graph, order: list[str], kernels: list[cpp.Kernel]
-    ) -> dict[str, Any]:
-        built = [manifest.kernel_entry(kernel, KERNELS) for kernel in kernels]
-        cpu = {"graph": GRAPH, "plan": PLAN, "weights": WEIGHTS, "weight_order": order, "kernels": built}
+    def _manifest(self, imported: Imported, lowered: dict[str, Graph]) -> dict[str, Any]:
+        tools = {"compiler": cpp.compiler_version()} if "cpu" in self.kinds else {}
         return {
             "name": imported.info.name,
-            "made_by": {"octavo": manifest.octavo_version(), "compiler": cpp.compiler_version()},
+            "made_by": {"octavo": manifest.octavo_version(), **tools},
             "source": manifest.source_entry(imported.info),
             "model": manifest.model_entry(imported.info, self.dtype),
             "tokenizer": manifest.tokenizer_entry(imported.tokenizer_files),
-            "kv_groups": manifest.kv_groups(lowered),
-            "targets": {"cpu": cpu},
+            "kv_groups": manifest.kv_groups(next(iter(lowered.values()))),
+            "targets": {t.name: t.entry(weights=self.options.weights) for t in self.targets},
         }
 
     def _verify(self, imported: Imported, checker: Checker | None) -> None:
-        """Run the compiled forward as the runtime will; with --check compare it with the interpreter."""
-        self.progress.stage("verify")
+        """Run each compiled forward as the runtime will; with --check compare it with the interpreter."""
         artifact = trial.open_sealed(self.writer.root)
-        if not trial.runnable(artifact):
-            self.progress.note("not run: no kernel was built for this machine's CPU")
-            return
+        for target in self.targets:
+            self.progress.stage(f"verify {target.name}")
+            if self.options.weights:
+                self._try(target.name, artifact, imported, checker)
+
+    def _try(self, target: str, artifact: Artifact, imported: Imported, checker: Checker | None) -> None:
         batch = random_batch(imported.info.vocab_size, imported.info.max_context)
-        logits = trial.compiled_logits(artifact, batch)
+        try:
+            logits = trial.compiled_logits(artifact, target, batch)
+        except trial.NotRun as reason:
+            self.progress.note(f"{target}: not run: {reason}")
+            return
         if checker is not None:
-            checker.compare_logits("the compiled forward", logits)
+            checker.compare_logits(f"the compiled forward for {target}", logits)
         elif not np.isfinite(logits).all():
             raise CompileError(
-                f"{imported.info.name}: the compiled forward gives logits that are not finite. Compile with "
-                "--check, which names the first pass that changes a result, or check the checkpoint's weights"
+                f"{imported.info.name}: the compiled forward for {target} gives logits that are not finite. "
+                "Compile with --check, which names the first pass that changes a result, or check the "
+                "checkpoint's weights"
             )
 
 

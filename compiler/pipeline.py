@@ -31,11 +31,14 @@ from passes.select_rows import SelectRows
 Reader = Callable[[str], Any]
 
 
-def pipeline(dtype: str = "f32", block: int = 16, read: Reader | None = None) -> tuple[Pass, ...]:
+def pipeline(
+    dtype: str = "f32", block: int = 16, read: Reader | None = None, devices: Iterable[str] = ("cpu",)
+) -> tuple[Pass, ...]:
     """The passes in order.
 
     dtype: element type of linears' factors and of the KV cache. block: tokens in a KV block.
     read: finds a weight's array by name, where a proof needs to see it (mask tables).
+    devices: the kinds that memory is planned for, one after the other; all else of the graph is the same.
     """
     return (
         Canonicalize(),
@@ -60,7 +63,7 @@ def pipeline(dtype: str = "f32", block: int = 16, read: Reader | None = None) ->
         FuseCasts(),
         Dce(),
         GroupPointwise(),
-        PlanMemory(),
+        *(PlanMemory(device=device) for device in devices),
     )
 
 

@@ -17,6 +17,10 @@ from runtime.step import Step
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+class NotRun(Exception):
+    """This machine cannot run the target, or not in a short time; the message says why."""
+
+
 def runnable(artifact: Artifact) -> bool:
     """Whether this machine has a CPU that one of the kernels is for."""
     try:
@@ -31,8 +35,15 @@ def open_sealed(root: Path) -> Artifact:
     return Artifact.open(root, verify="fast")
 
 
-def compiled_logits(artifact: Artifact, batch: Batch) -> Array:
-    """Logits [all tokens in request order, V] of a batch, over several steps and scattered blocks."""
+def compiled_logits(artifact: Artifact, target: str, batch: Batch) -> Array:
+    """Logits [all tokens in request order, V] of a batch, over several steps and scattered blocks.
+
+    Raises NotRun.
+    """
+    if target != "cpu":
+        raise NotRun("there is no such GPU here")
+    if not runnable(artifact):
+        raise NotRun("no kernel was built for this machine's CPU")
     groups = artifact.manifest.kv_groups
     tables = {f"kv{i}": (g.block, _scattered_blocks(batch, g.block)) for i, g in enumerate(groups)}
     num_blocks = [1 + sum(map(len, blocks)) for _, blocks in tables.values()]

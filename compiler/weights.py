@@ -69,6 +69,29 @@ class ArraySource:
         return self._arrays[name]
 
 
+class ShapeSource:
+    """Arrays of which nothing but type and shape is known."""
+
+    def __init__(self, types: Mapping[str, Tensor]) -> None:
+        self._types = dict(types)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._types)
+
+    def type(self, name: str) -> Tensor:
+        return self._types[name]
+
+    def rows(self, name: str, lo: int, hi: int) -> Array:
+        return self.read(name)
+
+    def read(self, name: str) -> Array:
+        raise WeightError(
+            f"this model cannot be compiled from shapes alone: how it computes depends on the values of "
+            f"tensor {name!r}. Compile the checkpoint without --no-weights"
+        )
+
+
 class LayeredSource:
     """Several sources as one: the first that holds a name answers. renames: from a name to the stored one."""
 

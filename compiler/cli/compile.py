@@ -26,17 +26,44 @@ def command(
         Path, typer.Argument(help="A Hugging Face directory or a GGUF file, quantised or not.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The artifact to write, NAME.octavo.")],
-    target: Annotated[str, typer.Option(help="What it will run on.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="What linears multiply, and the KV cache: f32 or bf16.")] = "f32",
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What it will run on; may be repeated: cpu (the default), cuda:sm_80, cuda:sm_90, "
+            "cuda:sm_100, hip:gfx942, triton-interpret. No GPU is needed for it.",
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="What linears multiply, and the KV cache: f32 or bf16. Default f32, but bf16 where all "
+            "targets are GPUs."
+        ),
+    ] = None,
     max_context: Annotated[
         int | None, typer.Option(help="Longest sequence; default the model's own.")
     ] = None,
     isa: Annotated[
         str | None,
         typer.Option(
-            help="ISA levels to build, by comma; default v4,v3,baseline, and v4-vnni-bf16 for bf16 linears."
+            help="ISA levels to build for cpu, by comma; default v4,v3,baseline, and v4-vnni-bf16 for bf16 "
+            "linears."
         ),
     ] = None,
+    invariant: Annotated[
+        bool,
+        typer.Option(
+            "--invariant",
+            help="GPUs' kernels give the same bits whatever they are batched with, as the CPU's always do.",
+        ),
+    ] = False,
+    no_weights: Annotated[
+        bool,
+        typer.Option(
+            "--no-weights",
+            help="Shapes alone, from a directory with config.json: to inspect and to measure, not to load.",
+        ),
+    ] = False,
     dump_ir: Annotated[
         Path | None, typer.Option(help="Write the graph after every pass into this folder.")
     ] = None,
@@ -54,6 +81,8 @@ def command(
 
     octavo compile model.Q8_0.gguf -o model.octavo --dtype bf16 --max-context 4096
 
+    octavo compile ./model -o model.octavo --target cpu --target cuda:sm_90
+
     octavo compile ./model -o model.octavo --check --dump-ir stages
     """
     import compiler
@@ -63,10 +92,12 @@ def command(
         path = compiler.compile(
             source,
             out,
-            target=target,
+            target=target or "cpu",
             dtype=dtype,
             max_context=max_context,
             isa=None if isa is None else [level.strip() for level in isa.split(",")],
+            invariant=invariant,
+            weights=not no_weights,
             check=check,
             dump_ir=dump_ir,
             force=force,

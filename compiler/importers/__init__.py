@@ -14,14 +14,17 @@ from compiler.importers.refused import ImportRefused
 __all__ = ["ImportRefused", "Imported", "ModelInfo", "load"]
 
 
-def load(source: Any, *, max_context: int | None = None) -> Imported:
+def load(source: Any, *, max_context: int | None = None, weights: bool = True) -> Imported:
     """Import a model. Raises ImportRefused or WeightError, saying what is wrong, where, and what to do.
 
     source: the path of a checkpoint directory or of a .gguf file, a torch.nn.Module, or an ExportedProgram.
     max_context: the longest sequence to compile for; by default what the model's configuration says.
+    weights: False for shapes alone, of which a checkpoint directory needs no more than config.json.
     """
     if max_context is not None and max_context < 1:
         raise ImportRefused(f"max_context is {max_context}; it must be at least 1")
+    if not weights and not (isinstance(source, str | Path) and Path(source).is_dir()):
+        raise ImportRefused(f"--no-weights takes a directory with a config.json, not {source}")
     if not isinstance(source, str | Path):
         from compiler.importers.module import load_module
 
@@ -30,7 +33,7 @@ def load(source: Any, *, max_context: int | None = None) -> Imported:
     if path.is_dir():
         from compiler.importers.huggingface import load_directory
 
-        return load_directory(path, max_context)
+        return load_directory(path, max_context, weights=weights)
     if path.is_file() and path.suffix == ".gguf":
         from compiler.importers.gguf import load_gguf
 

@@ -20,8 +20,8 @@ from compiler.importers.markers import NAME, attention_markers, one_sequence
 from compiler.importers.model import MAX_CONTEXT, Imported, ModelInfo
 from compiler.importers.placeholders import Names, constants_of, program_of
 from compiler.importers.refused import ImportRefused, one_line
-from compiler.weights import LayeredSource, WeightSource, check_weights
-from ir.graph import Graph
+from compiler.weights import LayeredSource, ShapeSource, WeightSource, check_weights
+from ir.graph import Graph, tensor_of
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -41,14 +41,14 @@ _POSITIONS = (
 )
 
 
-def load_directory(directory: Path, max_context: int | None = None) -> Imported:
-    """Import a checkpoint directory. Raises ImportRefused or WeightError."""
+def load_directory(directory: Path, max_context: int | None = None, *, weights: bool = True) -> Imported:
+    """Import a checkpoint directory. weights: False for shapes alone. Raises ImportRefused or WeightError."""
     config = read_config(directory)
-    weights, files = open_checkpoint(directory)
+    found, files = open_checkpoint(directory) if weights else (None, (directory / "config.json",))
     generation = _read_json(directory / "generation_config.json")
     return import_model(
         config,
-        weights,
+        found,
         name=directory.name,
         max_context=max_context,
         source=("huggingface", str(directory), tuple(f.name for f in files)),
@@ -84,7 +84,7 @@ def read_config(directory: Path) -> Any:
 
 def import_model(
     config: Any,
-    weights: WeightSource,
+    weights: WeightSource | None,
     *,
     name: str,
     max_context: int | None,
@@ -94,11 +94,12 @@ def import_model(
     tokenizer_files: Mapping[str, bytes] | None = None,
     frequency_divisors: Any = None,
 ) -> Imported:
-    """The graph of a configuration, over the weights of a checkpoint.
+    """The graph of a configuration, over the weights of a checkpoint; None: shapes alone.
 
     frequency_divisors: what the rotary frequencies [D/2] are divided by, beyond the configuration.
     """
-    model, stored = choose_model(config, weights.names)
+    held = weights.names if weights is not None else ()
+    model, stored = choose_model(config, held)
     config = config.get_text_config(decoder=True)
     context = max_context or config_context(config)
     frozen = freeze_rope(model, config, context)
@@ -108,6 +109,8 @@ def import_model(
     names.move_buffers(model)
     graph = export_graph(model, context, name, names)
     constants = constants_of(model, names, graph)
+    if weights is None:
+        weights = ShapeSource({w.name: tensor_of(w) for w in graph.weights if w.name not in constants.names})
     layered = LayeredSource((constants, weights), names.renames)
     check_weights(graph, layered)
     vocab_size = int(graph.outputs[0].type.shape[2])  # type: ignore[union-attr]
@@ -124,7 +127,7 @@ def import_model(
         source_kind=source[0],
         source_path=source[1],
         source_files=source[2],
-        unused=tuple(n for n in weights.names if n not in used),
+        unused=tuple(n for n in held if n not in used),
     )
     return Imported(graph, layered, info, dict(tokenizer_files or {}))
 

@@ -1,0 +1,167 @@
+"""What a compile does for one target, after the passes: generate, pack, build, describe, try.
+
+A kind of target is a class here; the driver calls its steps in that order and knows no kind itself.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from codegen import cpp, triton
+from codegen.evaluate import Reader
+from codegen.triton import build as gpu_build
+from codegen.triton import toolchain
+from compiler import manifest
+from compiler.artifact import ArtifactWriter
+from compiler.errors import CompileError
+from ir.graph import Graph
+from ir.text import print_graph
+
+TARGETS = ("cpu", *(device.target for device in triton.DEVICES))
+ERRORS = (cpp.BuildError, cpp.CodegenError, toolchain.BuildError, triton.CodegenError)
+
+Report = Callable[[int, int], None]
+
+
+class Target(ABC):
+    """One target of one compile. device: the kind that memory is planned for, "cpu" or "gpu".
+
+    weights: the file of packed weights, which targets of one kind share.
+    """
+
+    name: str
+    device: str
+    prefers_bf16 = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.folder = f"targets/{name.replace(':', '-')}"
+
+    @property
+    def weights(self) -> str:
+        return f"weights/{self.device}.safetensors"
+
+    def write_graph(self, graph: Graph, writer: ArtifactWriter) -> None:
+        writer.write(f"{self.folder}/graph.ir", print_graph(graph))
+
+    @abstractmethod
+    def generate(self, graph: Graph, writer: ArtifactWriter) -> Mapping[str, str]:
+        """Write the source and the plan, and return the source by file name."""
+
+    @abstractmethod
+    def pack(self, sharing: Sequence[Any], reader: Reader, path: Path, report: Report) -> None:
+        """Write the packed weights of targets of this kind, this one among them, once for all."""
+
+    @abstractmethod
+    def build(self, writer: ArtifactWriter, report: Report) -> None:
+        """Build the binaries. Raises the kind's BuildError."""
+
+    @abstractmethod
+    def entry(self, *, weights: bool) -> dict[str, Any]:
+        """What the manifest says of it."""
+
+    def _entry(self, order: Sequence[str], weights: bool) -> dict[str, Any]:
+        """The part that is the same for all kinds."""
+        return {
+            "graph": f"{self.folder}/graph.ir",
+            "plan": f"{self.folder}/plan.json",
+            "weights": self.weights if weights else None,
+            "weight_order": list(order),
+        }
+
+
+class CpuTarget(Target):
+    """C++, and one shared library per ISA level. isa: the levels; None: those that are worth one each."""
+
+    device = "cpu"
+
+    def __init__(self, isa: Sequence[str] | None) -> None:
+        super().__init__("cpu")
+        for level in isa or ():
+            cpp.find_level(level)
+        self._isa = isa
+
+    def generate(self, graph: Graph, writer: ArtifactWriter) -> Mapping[str, str]:
+        self._generated = cpp.generate(graph)
+        for name, text in self._generated.sources.items():
+            writer.write(f"{self.folder}/kernels/{name}", text)
+        writer.write(f"{self.folder}/plan.json", json.dumps(self._generated.plan) + "\n")
+        return self._generated.sources
+
+    def pack(self, sharing: Sequence[Any], reader: Reader, path: Path, report: Report) -> None:
+        cpp.pack(self._generated, reader, path, report)
+
+    def build(self, writer: ArtifactWriter, report: Report) -> None:
+        levels = self._generated.default_levels if self._isa is None else self._isa
+        self._kernels = cpp.build(writer.path(f"{self.folder}/kernels"), levels, report)
+
+    def entry(self, *, weights: bool) -> dict[str, Any]:
+        kernels = [manifest.kernel_entry(kernel, f"{self.folder}/kernels") for kernel in self._kernels]
+        return {**self._entry(self._generated.weight_order, weights), "kernels": kernels}
+
+
+class GpuTarget(Target):
+    """Triton source, and a binary per kernel. invariant: see docs/artifact.md."""
+
+    device = "gpu"
+
+    def __init__(self, device: triton.Device, invariant: bool) -> None:
+        super().__init__(device.target)
+        self._device, self._invariant = device, invariant
+        self.prefers_bf16 = not device.interpreted
+        self._tools = {} if device.interpreted else toolchain.versions(device.backend, device.arch)
+
+    def generate(self, graph: Graph, writer: ArtifactWriter) -> Mapping[str, str]:
+        self._generated = triton.generate(graph, self._device, invariant=self._invariant)
+        writer.write(f"{self.folder}/{gpu_build.SOURCE}", self._generated.source)
+        writer.write(f"{self.folder}/plan.json", json.dumps(self._generated.plan) + "\n")
+        return {f"{self.folder}/{gpu_build.SOURCE}": self._generated.source}
+
+    def pack(self, sharing: Sequence[Any], reader: Reader, path: Path, report: Report) -> None:
+        triton.pack([target._generated for target in sharing], reader, path, report)
+
+    def build(self, writer: ArtifactWriter, report: Report) -> None:
+        folder = writer.root / self.folder
+        built = gpu_build.build_kernels(folder, self._generated.kernels, self._device, report)
+        content = json.dumps(gpu_build.kernels_json(built, self._device), indent=1)
+        writer.write(f"{self.folder}/kernels.json", content + "\n")
+
+    def entry(self, *, weights: bool) -> dict[str, Any]:
+        return {
+            "backend": self._device.backend,
+            "arch": self._device.arch,
+            **self._entry(self._generated.weight_order, weights),
+            "kernels": f"{self.folder}/kernels.json",
+            "source": f"{self.folder}/{gpu_build.SOURCE}",
+            "invariant": self._invariant,
+            "built_by": self._tools,
+        }
+
+
+def find_targets(
+    names: str | Sequence[str], isa: Sequence[str] | None = None, invariant: bool = False
+) -> list[Target]:
+    """The targets by name, each once. Raises CompileError, and a BuildError where a tool is missing."""
+    wanted = list(dict.fromkeys([names] if isinstance(names, str) else names))
+    for name in wanted:
+        if name not in TARGETS:
+            raise CompileError(f"--target {name}: not a target. There are {', '.join(TARGETS)}")
+    if not wanted:
+        raise CompileError(f"no target is given. There are {', '.join(TARGETS)}")
+    if isa is not None and "cpu" not in wanted:
+        raise CompileError("--isa: ISA levels are the target cpu's. Add --target cpu, or leave --isa out")
+    return [
+        CpuTarget(isa) if name == "cpu" else GpuTarget(triton.find_device(name), invariant) for name in wanted
+    ]
+
+
+def by_device(targets: Sequence[Target]) -> dict[str, list[Target]]:
+    """The targets of each kind of device."""
+    found: dict[str, list[Target]] = {}
+    for target in targets:
+        found.setdefault(target.device, []).append(target)
+    return found
