@@ -16,6 +16,7 @@ from codegen.triton.sample import SampleTile
 from runtime import sampler
 from runtime.gpu.device import KernelSpec
 from runtime.gpu.interpret import InterpretedDevice
+from runtime.sampling import MAX_LOGPROBS
 from tests.codegen.harness import Array, aligned, arg, lower, paged_builder, weight
 from tests.triton.harness import GUARD, Kernels
 
@@ -317,6 +318,10 @@ def test_the_likeliest_are_the_definitions(make: Make, vocab: int, block: int, w
         assert got["top_ids"][q].tolist() == ids.tolist() + [-1] * beyond
         want = np.concatenate([logprobs, np.full(beyond, -np.inf)])
         np.testing.assert_allclose(got["top_logprobs"][q], want, rtol=1e-6, atol=1e-6)
+
+
+def test_the_api_asks_for_no_more_than_are_sorted() -> None:
+    assert printer.MAX_TOP >= MAX_LOGPROBS
 
 
 def test_scores(make: Make) -> None:
