@@ -57,7 +57,8 @@ def print_kernel(ctx: Context, kernel: Kernel) -> list[Case]:
         return KERNELS[op.kind](ctx, op)
     except (ValueError, KeyError) as error:
         reason = error if isinstance(error, CodegenError) else refuse(op, str(error))
-        raise CodegenError(f"{reason}\n  {_describe(op)}") from error
+        shown = "\n".join(f"  {_describe(o)}" for o in kernel.ops)
+        raise CodegenError(f"{reason}\n{shown}") from error
 
 
 def _describe(op: Op) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from codegen.loops import NoKernel, merged_axes, operand_strides
-from codegen.triton.context import Context, dtype_of, literal, shape_of
+from codegen.triton.context import Context, dtype_of, literal, refuse, shape_of
 from codegen.triton.launch import Arg as LaunchArg
 from codegen.triton.launch import Case, always, cdiv, expression
 from codegen.triton.schedule import row_tile
@@ -139,7 +139,7 @@ def _times(index: str, stride: int) -> str:
 
 
 def pointwise(ctx: Context, kernel: Kernel) -> list[Case]:
-    """One kernel for a group. Raises NoKernel where an op has no spelling."""
+    """One kernel for a group. Raises CodegenError where an op has no spelling."""
     shape = shape_of(kernel.ops[0].out)
     made = {o.name for op in kernel.ops for o in op.outs}
     names: dict[str, str] = {}  # of operands and results in the kernel, by key
@@ -161,7 +161,7 @@ def pointwise(ctx: Context, kernel: Kernel) -> list[Case]:
             lines.append(f"x{index} = {_widened(tile.load(names[key]), dtype_of(arg))}")
         for op in kernel.ops:
             held[_key(op.out)] = f"t{len(held)}"
-            lines.append(f"{held[_key(op.out)]} = {spell(op, held)}")
+            lines.append(f"{held[_key(op.out)]} = {_spelled(op, held)}")
         for out in results:
             lines.append(tile.store(targets[out.name], _stored(held[_key(out)], dtype_of(out))))
         return lines
@@ -190,15 +190,22 @@ def _stored(name: str, dtype: DType) -> str:
     return f"{name}.to(tl.uint8)" if dtype is DType.BOOL else name
 
 
+def _spelled(op: Op, held: dict[str, str]) -> str:
+    try:
+        return spell(op, held)
+    except NoKernel as error:
+        raise refuse(op, str(error)) from None
+
+
 def spell(op: Op, held: dict[str, str]) -> str:
-    """An op's result as an expression of its operands' names."""
+    """An op's result as an expression of its operands' names. Raises NoKernel."""
     dtype = dtype_of(op.out)
     types = [dtype_of(a) for a in op.args if isinstance(a, Value | Weight)]
 
     def term(arg: Arg) -> str:
         if isinstance(arg, Scalar):
             number = _number(arg.value, types[-1])
-            return f"tl.full([], {number}, tl.float32)" if op.kind == "pow" else number
+            return f"tl.full([], {number}, tl.float64)" if op.kind == "pow" else number
         return held[_key(cast("Value | Weight", arg))]
 
     text = _clamped(op, term) if op.kind == "clamp" else _form(op, types).format(*map(term, op.args))
