@@ -98,7 +98,7 @@ class Compile:
         self._build()
         self.progress.stage("hash")
         self.writer.seal(self._manifest(imported, lowered))
-        self._verify(imported, checker)
+        self._verify(checker)
         return self.writer.publish()
 
     def _announce(self, imported: Imported) -> None:
@@ -192,18 +192,17 @@ class Compile:
             "targets": {t.name: t.entry(weights=self.options.weights) for t in self.targets},
         }
 
-    def _verify(self, imported: Imported, checker: Checker | None) -> None:
+    def _verify(self, checker: Checker | None) -> None:
         """Run each compiled forward as the runtime will; with --check compare it with the interpreter."""
         artifact = trial.open_sealed(self.writer.root)
         for target in self.targets:
             self.progress.stage(f"verify {target.name}")
             if self.options.weights:
-                self._try(target.name, artifact, imported, checker)
+                self._try(target.name, artifact, checker)
 
-    def _try(self, target: str, artifact: Artifact, imported: Imported, checker: Checker | None) -> None:
-        batch = random_batch(imported.info.vocab_size, imported.info.max_context)
+    def _try(self, target: str, artifact: Artifact, checker: Checker | None) -> None:
         try:
-            logits = trial.compiled_logits(artifact, target, batch)
+            logits = trial.compiled_logits(artifact, target)
         except trial.NotRun as reason:
             self.progress.note(f"{target}: not run: {reason}")
             return
@@ -211,9 +210,9 @@ class Compile:
             checker.compare_logits(f"the compiled forward for {target}", logits)
         elif not np.isfinite(logits).all():
             raise CompileError(
-                f"{imported.info.name}: the compiled forward for {target} gives logits that are not finite. "
-                "Compile with --check, which names the first pass that changes a result, or check the "
-                "checkpoint's weights"
+                f"{artifact.manifest.name}: the compiled forward for {target} gives logits that are not "
+                "finite. Compile with --check, which names the first pass that changes a result, or check "
+                "the checkpoint's weights"
             )
 
 

@@ -1,33 +1,43 @@
-"""Runs a fresh artifact's compiled forward once, before anyone else sees the artifact."""
+"""Runs a fresh artifact's compiled forward once, before anyone else sees the artifact.
+
+A GPU target runs in a process of its own: Triton's interpreter does not share one with what compiles, and a
+fault of a kernel ends the context that it ran in. That process is this module, run with the artifact, the
+target and the file that gets the logits.
+"""
 
 from __future__ import annotations
 
+import math
+import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from compiler.check import Batch, pack_step
+from compiler.check import Batch, pack_step, random_batch
+from compiler.errors import CompileError
 from runtime.artifact import Artifact
 from runtime.cpu import CpuExecutor
-from runtime.errors import ArtifactError
+from runtime.errors import ArtifactError, OctavoError
+from runtime.executor import Executor
+from runtime.gpu.executor import GpuExecutor
+from runtime.gpu.plan import Plan, evaluate
+from runtime.gpu.targets import find_api, open_target, runs
+from runtime.gpu.vendor import Unavailable
+from runtime.manifest import GpuTarget
 from runtime.scheduler import Limits
 from runtime.step import Step
 
 Array = np.ndarray[Any, np.dtype[Any]]
+MAX_INTERPRETED = 2000  # programs that are worth waiting for: they take some 10 ms each
+ROOT = Path(__file__).parent.parent
 
 
 class NotRun(Exception):
     """This machine cannot run the target, or not in a short time; the message says why."""
-
-
-def runnable(artifact: Artifact) -> bool:
-    """Whether this machine has a CPU that one of the kernels is for."""
-    try:
-        artifact.kernel()
-    except ArtifactError:
-        return False
-    return True
 
 
 def open_sealed(root: Path) -> Artifact:
@@ -35,29 +45,95 @@ def open_sealed(root: Path) -> Artifact:
     return Artifact.open(root, verify="fast")
 
 
-def compiled_logits(artifact: Artifact, target: str, batch: Batch) -> Array:
-    """Logits [all tokens in request order, V] of a batch, over several steps and scattered blocks.
+def compiled_logits(artifact: Artifact, target: str) -> Array:
+    """Logits [all tokens in request order, V] of a target, for trial_batch().
 
-    Raises NotRun.
+    Raises NotRun, and CompileError where what was compiled fails.
     """
-    if target != "cpu":
-        raise NotRun("there is no such GPU here")
-    if not runnable(artifact):
-        raise NotRun("no kernel was built for this machine's CPU")
-    groups = artifact.manifest.kv_groups
-    tables = {f"kv{i}": (g.block, _scattered_blocks(batch, g.block)) for i, g in enumerate(groups)}
-    num_blocks = [1 + sum(map(len, blocks)) for _, blocks in tables.values()]
+    check_runnable(artifact, target)
+    return logits_of(artifact, target) if target == "cpu" else _in_a_process(artifact, target)
+
+
+def trial_batch(artifact: Artifact) -> Batch:
+    return random_batch(artifact.manifest.model.vocab_size, artifact.manifest.model.max_context)
+
+
+def check_runnable(artifact: Artifact, target: str) -> None:
+    """Raises NotRun where this machine lacks what the target needs."""
+    if target == "cpu":
+        try:
+            artifact.kernel()
+        except ArtifactError as error:
+            raise NotRun("no kernel was built for this machine's CPU") from error
+        return
+    gpu = cast(GpuTarget, artifact.target(target))
+    if gpu.backend == "interpret":
+        count = num_programs(artifact, gpu)
+        if count > MAX_INTERPRETED:
+            raise NotRun(f"{count:,} programs would take the interpreter minutes")
+        return
+    try:
+        found = find_api(gpu.backend).arch
+    except Unavailable as error:
+        raise NotRun(f"there is no such GPU here: {error}") from error
+    if not runs(gpu.arch, found):
+        raise NotRun(f"the GPU here is {found}")
+
+
+def num_programs(artifact: Artifact, target: GpuTarget) -> int:
+    """Instances of kernels that the trial's steps start."""
+    plan = Plan.parse(artifact.read(target.plan), target.plan)
+    found = 0
+    for step in _steps(artifact, trial_batch(artifact)):
+        sizes = {"T": len(step.ids), "R": len(step.lens), "Q": len(step.rows)}
+        sizes |= {f"M{group}": table.shape[1] for group, table in enumerate(step.tables)}
+        launches = [launch for entry in plan.sections["forward"] for launch in entry.choose(sizes)]
+        found += sum(math.prod(evaluate(size, sizes) for size in launch.grid) for launch in launches)
+    return found
+
+
+def _in_a_process(artifact: Artifact, target: str) -> Array:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "logits.npy"
+        command = [sys.executable, "-m", "compiler.trial", str(artifact.root), target, str(out)]
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        env = {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "1"}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        if done.returncode:
+            said = (done.stderr.strip().splitlines() or [f"the process ended with code {done.returncode}"])[
+                -1
+            ]
+            raise CompileError(f"the compiled forward for {target} fails: {said}. Please report it")
+        return np.load(out)
+
+
+def logits_of(artifact: Artifact, target: str) -> Array:
+    """The trial's logits, computed here over several steps and scattered blocks."""
+    batch = trial_batch(artifact)
+    blocks = [1 + sum(-(-n // g.block) for n in batch.lengths) for g in artifact.manifest.kv_groups]
     limits = Limits(sum(batch.lengths), len(batch.lengths), sum(batch.lengths))
-    executor = CpuExecutor(artifact, limits, num_blocks, threads=2)
+    executor = _open(artifact, target, limits, blocks)
     logits = np.zeros((sum(batch.lengths), artifact.manifest.model.vocab_size), np.float32)
     try:
-        for step in batch.steps:
-            index = np.concatenate([batch.offset(r) + np.arange(lo, hi) for r, lo, hi in step])
-            rows = executor.forward(_step(pack_step(batch, step, tables), len(groups)))
-            logits[index] = executor.download(rows)
+        for chunks, step in zip(batch.steps, _steps(artifact, batch), strict=True):
+            index = np.concatenate([batch.offset(r) + np.arange(lo, hi) for r, lo, hi in chunks])
+            logits[index] = executor.download(executor.forward(step))
     finally:
         executor.close()
     return logits
+
+
+def _open(artifact: Artifact, target: str, limits: Limits, num_blocks: list[int]) -> Executor:
+    if target == "cpu":
+        return CpuExecutor(artifact, limits, num_blocks, threads=2)
+    device, compiled = open_target(artifact, cast(GpuTarget, artifact.target(target)))
+    return GpuExecutor(device, compiled, limits, num_blocks)
+
+
+def _steps(artifact: Artifact, batch: Batch) -> list[Step]:
+    groups = artifact.manifest.kv_groups
+    tables = {f"kv{i}": (g.block, _scattered_blocks(batch, g.block)) for i, g in enumerate(groups)}
+    return [_step(pack_step(batch, chunks, tables), len(groups)) for chunks in batch.steps]
 
 
 def _scattered_blocks(batch: Batch, block: int) -> list[list[int]]:
@@ -78,3 +154,15 @@ def _step(inputs: dict[str, Array], num_groups: int) -> Step:
         slots=[packed[f"slots{g}"] for g in range(num_groups)],
         tables=[packed[f"table{g}"] for g in range(num_groups)],
     )
+
+
+def main() -> None:
+    root, target, out = sys.argv[1:]
+    try:
+        np.save(out, logits_of(open_sealed(Path(root)), target))
+    except OctavoError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()
