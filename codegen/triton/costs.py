@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from codegen.costs import Costs
+from codegen.costs import Cost, Costs
 from codegen.triton.context import Context
 from codegen.triton.devices import Device
 from codegen.triton.forward import print_kernel
@@ -37,3 +37,19 @@ def costs_of(graph: Graph, device: Device) -> Costs:
 
     found = [reads(kernel) for kernel in ctx.schedule.kernels]
     return Costs.of(ctx.schedule, found, [w.name for w in weights.order], narrow_queries=True)
+
+
+def bound(cost: Cost, device: Device) -> tuple[str, float]:
+    """(what bounds a kernel, the seconds that it takes at least): "read", or the type that it multiplies."""
+    read_s, compute_s = (
+        cost.bytes / device.read_bytes_per_s,
+        cost.operations / product_rate(cost.dtype, device),
+    )
+    return ("read", read_s) if read_s >= compute_s else (cost.dtype, compute_s)
+
+
+def product_rate(dtype: str, device: Device) -> float:
+    """Operations per second. A product of f32 as three of tf32 runs at a third of tf32's rate."""
+    if dtype == "bf16":
+        return device.bf16_ops_per_s
+    return device.f32_ops_per_s / (3 if device.dot_f32 == "tf32x3" else 1)

@@ -16,34 +16,83 @@ from runtime.artifact import Artifact
 
 def command(
     engine: Annotated[Path, typer.Argument(help="An engine artifact, NAME.octavo.")],
+    target: Annotated[
+        str | None, typer.Option(help="Of the targets that it was compiled for, the one to show.")
+    ] = None,
     ir: Annotated[
         str | None, typer.Option("--ir", help="Print a stage's graph: 'graph' is what the kernels run.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object.")] = False,
+    kernels: Annotated[
+        bool,
+        typer.Option("--kernels", help="What every kernel takes of its device, and its bound in a step."),
+    ] = False,
+    requests: Annotated[
+        int | None, typer.Option(help="With --kernels: requests in the step. Default 16.", min=1, max=2**16)
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Cached tokens of each before it. Default 2048.", min=0)
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="New tokens of each. Default: a decode step, and a prefill of 2048 of one request.", min=1
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the summary as one JSON object, the kernels as a list.")
+    ] = False,
 ) -> None:
     """Say what an artifact holds, what it needs, and how many bytes everything takes.
 
     octavo inspect model.octavo
 
     octavo inspect model.octavo --ir graph
+
+    octavo inspect model.octavo --kernels --target cuda:sm_90 --requests 64 --context 8000
     """
     artifact = Artifact.open(engine, verify="fast")
+    if target is not None:
+        artifact.target(target)  # it must be there
     if ir is not None:
-        print(_stage(artifact, ir), end="")
+        print(_stage(artifact, ir, target), end="")
+    elif kernels:
+        _kernels(artifact, target, (requests, context, tokens), as_json)
     elif as_json:
         print(json.dumps(summary(artifact)))
     else:
         _show(artifact)
 
 
-def stages(artifact: Artifact) -> dict[str, str]:
-    """The file of each graph in the artifact, by stage; those before `graph` only after --dump-ir."""
+def _kernels(
+    artifact: Artifact, target: str | None, step: tuple[int | None, int | None, int | None], as_json: bool
+) -> None:
+    from compiler.cli.kernels import show
+    from compiler.kernels import kernel_figures, step_shapes
+
+    shapes = step_shapes(artifact.manifest.model.max_context, *step)
+    names = [target] if target is not None else list(artifact.manifest.targets)
+    found = [row for name in names for row in kernel_figures(artifact, name, shapes)]
+    if as_json:
+        print(json.dumps([row.json for row in found]))
+    else:
+        show(found, list(shapes))
+
+
+def stages(artifact: Artifact, target: str | None = None) -> dict[str, str]:
+    """The file of each graph in the artifact, by stage; those before a target's only after --dump-ir.
+
+    `graph` is the target's, or the first target's, and `graph-TARGET` that of each where there are several.
+    """
     dumped = sorted(name for name in artifact.manifest.files if name.startswith("stages/"))
-    return {Path(name).stem: name for name in dumped} | {"graph": artifact.cpu.graph}
+    found = {Path(name).stem: name for name in dumped}
+    targets = artifact.manifest.targets
+    if len(targets) > 1:
+        found |= {f"graph-{name.replace(':', '-')}": each.graph for name, each in targets.items()}
+    return found | {"graph": artifact.target(target or next(iter(targets))).graph}
 
 
-def _stage(artifact: Artifact, wanted: str) -> str:
-    available = stages(artifact)
+def _stage(artifact: Artifact, wanted: str, target: str | None) -> str:
+    available = stages(artifact, target)
     matches = [file for stage, file in available.items() if wanted in (stage, stage.partition("-")[2])]
     if not matches:
         raise CompileError(
@@ -55,18 +104,21 @@ def _stage(artifact: Artifact, wanted: str) -> str:
 
 def summary(artifact: Artifact) -> dict[str, Any]:
     """The manifest without its lists of files and weights, and the bytes of each part."""
-    raw, order = artifact.manifest.raw, artifact.cpu.weight_order
-    cpu = {key: value for key, value in raw["targets"]["cpu"].items() if key != "weight_order"}
+    raw = artifact.manifest.raw
+    targets = {
+        name: {key: value for key, value in each.items() if key != "weight_order"}
+        for name, each in raw["targets"].items()
+    }
     files = {name: entry.bytes for name, entry in artifact.manifest.files.items()}
     return {
         **{
             key: raw.get(key)
             for key in ("name", "digest", "made_by", "source", "model", "tokenizer", "kv_groups")
         },
-        "targets": {"cpu": cpu},
+        "targets": targets,
         "stages": list(stages(artifact)),
         "kv_bytes_per_token": sum(group["bytes_per_token"] for group in raw["kv_groups"]),
-        "num_weights": len(order),
+        "num_weights": max(len(each.weight_order) for each in artifact.manifest.targets.values()),
         "bytes": {"total": sum(files.values()), "files": files},
     }
 
@@ -87,7 +139,7 @@ def _show(artifact: Artifact) -> None:
         ("tokenizer", ", ".join(artifact.manifest.tokenizer_files) or "none"),
         *(("kv group", _group(group)) for group in facts["kv_groups"]),
         ("kv in all", f"{facts['kv_bytes_per_token']:,} bytes per token"),
-        *(("kernel", _kernel(kernel)) for kernel in facts["targets"]["cpu"]["kernels"]),
+        *(("target", text) for name, each in facts["targets"].items() for text in _target(name, each)),
         ("stages", f"{_span(facts['stages'])}, shown by --ir"),
         *(("bytes", f"{size:>15,}  {name}") for name, size in _by_folder(facts["bytes"]["files"]).items()),
         ("bytes", f"{facts['bytes']['total']:>15,}  in all"),
@@ -107,6 +159,7 @@ def _by_folder(files: dict[str, int]) -> dict[str, int]:
     for name, size in files.items():
         shown = "stages/" if name.startswith("stages/") else name
         shown = f"{name.rpartition('/')[0]}/ (source)" if name.endswith((".h", ".cpp")) else shown
+        shown = f"{name.rpartition('/')[0]}/ (binaries)" if name.endswith((".cubin", ".hsaco")) else shown
         found[shown] = found.get(shown, 0) + size
     return found
 
@@ -120,5 +173,13 @@ def _group(group: dict[str, Any]) -> str:
     )
 
 
-def _kernel(kernel: dict[str, Any]) -> str:
-    return f"{kernel['isa']} for {kernel['arch']} with {', '.join(kernel['features']) or 'no extensions'}"
+def _target(name: str, target: dict[str, Any]) -> list[str]:
+    """A line for each library of the CPU target, or for a GPU target."""
+    if name != "cpu":
+        built = ", ".join(f"{tool} {version}" for tool, version in target["built_by"].items())
+        ways = ["one order of accumulation"] * target["invariant"] + [f"built by {built}"] * bool(built)
+        return [f"{name}{': ' if ways else ''}{', '.join(ways)}"]
+    return [
+        f"cpu: {k['isa']} for {k['arch']} with {', '.join(k['features']) or 'no extensions'}"
+        for k in target["kernels"]
+    ]

@@ -26,9 +26,9 @@ def costs_of(artifact: Artifact) -> Costs:
     try:
         costs = cpp_costs.costs_of(parse(artifact.read(artifact.cpu.graph).decode()))
     except (CodegenError, ValueError) as error:
-        raise _other_version(artifact) from error
+        raise other_version(artifact) from error
     if costs.weight_order != artifact.cpu.weight_order:
-        raise _other_version(artifact)
+        raise other_version(artifact)
     return costs
 
 
@@ -51,11 +51,11 @@ def profile(artifact: Artifact, workload: Workload, threads: int, isa: str | Non
             for name, shape in shapes.items()
         }
     except ValueError as error:
-        raise _other_version(artifact) from error
+        raise other_version(artifact) from error
     return Profile(limits, steps)
 
 
-def _other_version(artifact: Artifact) -> CompileError:
+def other_version(artifact: Artifact) -> CompileError:
     return CompileError(
         f"{artifact.root}: its graph and compiled code do not fit this version of Octavo. Compile it again"
     )
