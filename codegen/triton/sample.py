@@ -73,6 +73,11 @@ class Sampler:
     vocab_size: int
     tile: SampleTile
 
+    @staticmethod
+    def of(ctx: Context) -> Sampler:
+        vocab_size = int(tensor_of(ctx.graph.outputs[0]).shape[-1])
+        return Sampler(ctx, vocab_size, sample_tile(ctx.device, vocab_size))
+
     @property
     def splits(self) -> int:
         return -(-self.vocab_size // self.tile.block)
@@ -128,13 +133,14 @@ class Sampler:
     def parameters(self, *names: str) -> dict[str, Arg]:
         return {name: self.ctx.given(name, PARAMETERS[name]) for name in names}
 
-    def launch(self, name: str, template: str, args: Mapping[str, Arg], **hooks: object) -> Launch:
-        """A launch of one program per row and split, or per row where the kernel takes no split."""
+    def launch(
+        self, name: str, template: str, args: Mapping[str, Arg], num_warps: int = 0, **hooks: object
+    ) -> Launch:
+        """A launch of one program per row and split, or per row where its warps are given."""
         body = render(template, least_key=LEAST_KEY, **hooks)
-        by_split = "tl.program_id(1)" in body
         constants = {k: v for k, v in self.constants.items() if re.search(rf"\b{k}\b", body)}
-        warps = self.tile.num_warps if by_split or "MOST" in body else 1
-        grid = ("Q", self.splits) if by_split else ("Q",)
+        grid = ("Q",) if num_warps else ("Q", self.splits)
+        warps = num_warps or self.tile.num_warps
         return self.ctx.launch(name, body, args, grid, constants, num_warps=warps, num_stages=1)
 
     # --- kernels
@@ -183,7 +189,7 @@ class Sampler:
         if noisy:
             args |= self.scratch("bests", "best_ids") | self.parameters("temperature")
         name = "sample_given" if given else "sample_finish" if noisy else "sample_greedy"
-        return self.launch(name, "sample_finish", args, noisy=noisy, given=given)
+        return self.launch(name, "sample_finish", args, 1, noisy=noisy, given=given)
 
     def likeliest(self) -> list[Launch]:
         """Writes the `width` likeliest that a search has found, and sorts them."""
@@ -192,14 +198,13 @@ class Sampler:
         found = self.scratch("state", "masses", "counts", "aboves", half=1 - self.passes % 2)
         return [
             self.launch("sample_gather", "sample_gather", self.logits() | found | out),
-            self.launch("sample_rank", "sample_rank", self.scratch("maxima", "sums") | out),
+            self.launch("sample_rank", "sample_rank", self.scratch("maxima", "sums") | out, 8),
         ]
 
 
 def print_sections(ctx: Context) -> dict[str, Any]:
-    """What sampling adds to the plan: sections by name, and bytes of scratch per row."""
-    vocab_size = _vocab_size(ctx)
-    s = Sampler(ctx, vocab_size, sample_tile(ctx.device, vocab_size))
+    """What sampling adds to the plan's sections."""
+    s = Sampler.of(ctx)
     sections = {
         "sample_greedy": [s.stats(), s.finish()],
         "sample_unfiltered": [s.stats(), s.noise(filtered=False), s.finish(noisy=True)],
@@ -214,12 +219,7 @@ def print_sections(ctx: Context) -> dict[str, Any]:
 
 def scratch_form(ctx: Context) -> dict[str, int]:
     """plan.json's "sample_scratch": bytes per sampled row, and fixed ones."""
-    vocab_size = _vocab_size(ctx)
-    return {"Q": Sampler(ctx, vocab_size, sample_tile(ctx.device, vocab_size)).row_bytes, "": 0}
-
-
-def _vocab_size(ctx: Context) -> int:
-    return int(tensor_of(ctx.graph.outputs[0]).shape[-1])
+    return {"Q": Sampler.of(ctx).row_bytes, "": 0}
 
 
 def _entry(launch: Launch) -> dict[str, Any]:
