@@ -1,0 +1,246 @@
+"""Which target load() takes on which machine, and what it says where there is none."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import runtime
+from runtime import ArtifactError, ResourceError
+from runtime.artifact import Artifact
+from runtime.gpu import rebuild, targets
+from runtime.gpu.kernels import parse_kernels
+from runtime.gpu.targets import best, runs
+from runtime.gpu.vendor import Unavailable
+from runtime.load import _choose
+from runtime.manifest import GpuTarget
+from tests.runtime import made
+from tests.runtime.fake_device import raw_plan
+
+KERNEL = {
+    "name": "norm.0", "function": "norm", "symbol": "norm", "signature": [["x", "*fp32"], ["rows", "i32"]],
+    "constants": [["BLOCK", 16], ["EPS", 1e-5], ["KIND", "rms"], ["BIAS", False]], "aligned": ["x"],
+    "num_warps": 4, "num_stages": 2, "file": "kernels/norm.0.cubin", "shared_bytes": 1024, "scratch_bytes": 0,
+    "profile_scratch_bytes": 0, "registers": 32, "spills": 0,
+}  # fmt: skip
+
+
+class FakeApi:
+    def __init__(self, arch: str) -> None:
+        self.arch, self.name = arch, f"a GPU of {arch}"
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, *, triton: bool = False, **arches: str) -> None:
+    """A machine with one GPU of each backend given, and no other."""
+
+    def find(backend: str) -> FakeApi:
+        if backend not in arches:
+            raise Unavailable("there is none")
+        return FakeApi(arches[backend])
+
+    monkeypatch.setattr(targets, "find_api", find)
+    for module in (targets, rebuild):
+        monkeypatch.setattr(module, "find_spec", lambda name: object() if triton else None)
+
+
+def artifact(root: Path, *names: str, kernels: Any = None, cpu: bool = True) -> Artifact:
+    """One with these GPU targets beside the CPU's."""
+    files = made.default_files()
+    raw = made.with_gpu(files)
+    files[f"{made.FOLDER}/plan.json"] = json.dumps(raw_plan(1)).encode()
+    listed = {"kernels": [KERNEL] if kernels is None else kernels}
+    files[f"{made.FOLDER}/kernels.json"] = json.dumps(listed).encode()
+    raw["files"] = made.manifest(files)["files"]
+    like = raw["targets"].pop("cuda:sm_90")
+    for name in names:
+        backend, _, arch = name.removeprefix("triton-").partition(":")
+        raw["targets"][name] = like | {"backend": backend, "arch": arch}
+    if not cpu:
+        del raw["targets"]["cpu"]
+    return Artifact.open(made.write(root, files, raw))
+
+
+@pytest.mark.parametrize(
+    ("binary", "device", "fits"),
+    [
+        ("sm_80", "sm_80", True), ("sm_80", "sm_86", True), ("sm_80", "sm_89", True),
+        ("sm_86", "sm_80", False),
+        ("sm_80", "sm_90", False), ("sm_90", "sm_90", True), ("sm_90", "sm_100", False),
+        ("sm_100", "sm_103", False), ("sm_100", "sm_100", True), ("sm_100", "sm_90", False),
+        ("gfx942", "gfx942", True), ("gfx942", "gfx90a", False), ("gfx942", "sm_90", False),
+    ],
+)  # fmt: skip
+def test_binaries_run_on_their_own_architecture(binary, device, fits):
+    """And those of before 9.0 on later devices of their generation (CUDA programming guide)."""
+    assert runs(binary, device) == fits
+
+
+@pytest.mark.parametrize(
+    ("names", "here", "chosen"),
+    [
+        (["cuda:sm_80", "cuda:sm_90"], {"cuda": "sm_90"}, "cuda:sm_90"),
+        (["cuda:sm_80", "cuda:sm_86"], {"cuda": "sm_86"}, "cuda:sm_86"),
+        (["cuda:sm_80", "cuda:sm_90"], {"cuda": "sm_89"}, "cuda:sm_80"),
+        (["cuda:sm_80", "hip:gfx942"], {"hip": "gfx942"}, "hip:gfx942"),
+        (["cuda:sm_80", "cuda:sm_90"], {"cuda": "sm_100"}, "cpu"),
+        (["cuda:sm_90"], {"hip": "gfx942"}, "cpu"),
+        (["cuda:sm_90"], {}, "cpu"),
+        (["triton-interpret"], {"cuda": "sm_90"}, "cpu"),
+        ([], {"cuda": "sm_90"}, "cpu"),
+    ],
+)
+def test_the_best_target_is_chosen(tmp_path, monkeypatch, names, here, chosen):
+    machine(monkeypatch, **here)
+    assert _choose(artifact(tmp_path, *names)) == chosen
+
+
+def test_a_gpu_that_needs_a_rebuild_is_chosen_where_that_can_be_done(tmp_path, monkeypatch):
+    machine(monkeypatch, triton=True, cuda="sm_100")
+    assert _choose(artifact(tmp_path / "a", "hip:gfx942", "cuda:sm_90")) == "cuda:sm_90"
+    assert _choose(artifact(tmp_path / "b", "hip:gfx942")) == "cpu"
+
+
+def test_where_nothing_runs_a_target_says_what_it_needs(tmp_path, monkeypatch):
+    machine(monkeypatch)
+    assert _choose(artifact(tmp_path / "a", "cuda:sm_90", cpu=False)) == "cuda:sm_90"
+    both = artifact(tmp_path / "b", "cuda:sm_90", "triton-interpret", cpu=False)
+    assert _choose(both) == "triton-interpret"
+    assert best([]) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [
+        ("cuda:sm_90", "an NVIDIA GPU of compute capability 9.0; libcuda.so.1 was not found"),
+        ("cuda:sm_100", "an NVIDIA GPU of compute capability 10.0; libcuda.so.1 was not found"),
+        ("hip:gfx942", "an AMD GPU of architecture gfx942; libamdhip64.so was not found"),
+    ],
+)
+def test_what_a_target_needs_is_said_in_a_sentence(tmp_path, monkeypatch, name, needs):
+    def missing(library: str, *_: Any) -> None:
+        raise OSError(f"{library}: cannot open shared object file")
+
+    monkeypatch.setattr("ctypes.CDLL", missing)
+    with pytest.raises(ResourceError) as caught:
+        runtime.load(artifact(tmp_path / "tiny.octavo", name).root, target=name)
+    todo = "Load it with --target cpu to run here"
+    needs = needs.replace(";", " and its driver;")
+    assert str(caught.value) == f"tiny.octavo: its target {name} needs {needs}. {todo}."
+    with pytest.raises(ResourceError, match="Compile it with --target cpu to run here"):
+        runtime.load(artifact(tmp_path / "gpu.octavo", name, cpu=False).root)
+
+
+def test_a_target_that_was_not_compiled_is_refused(tmp_path):
+    root = artifact(tmp_path, "cuda:sm_90").root
+    with pytest.raises(ArtifactError, match=r"no target 'cuda:sm_80' \(built: cpu, cuda:sm_90\)"):
+        runtime.load(root, target="cuda:sm_80")
+    with pytest.raises(ResourceError, match="isa = 'v4' with the target cuda:sm_90"):
+        runtime.load(root, target="cuda:sm_90", isa="v4")
+
+
+# --- kernels.json
+
+
+def test_kernels_are_read_with_their_binaries(tmp_path):
+    found = artifact(tmp_path, "cuda:sm_90")
+    target = found.target("cuda:sm_90")
+    assert isinstance(target, GpuTarget)
+    (spec,) = targets._kernels(found, target)
+    assert (spec.name, spec.symbol, spec.binary) == ("norm.0", "norm", b"not a binary")
+    assert spec.signature == (("x", "*fp32"), ("rows", "i32")) and spec.shared_bytes == 1024
+    assert dict(spec.constants) == {"BLOCK": 16, "EPS": 1e-5, "KIND": "rms", "BIAS": False}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"file": "../norm.cubin"}, "leaves the artifact"),
+        ({"file": "kernels/other.cubin"}, "not in the manifest's list of files"),
+        ({"signature": [["x", "*fp32"], ["x", "i32"]]}, "whose names differ"),
+        ({"signature": [["x", "*complex"]]}, "complex.* is no parameter's type"),
+        ({"signature": ["x"]}, "pairs"),
+        ({"constants": [["x", None]]}, "'constants' must be numbers and texts"),
+        ({"num_warps": 0}, "num_warps"),
+        ({"shared_bytes": 2**40}, "shared_bytes"),
+        ({"scratch_bytes": 384}, "no scratch memory"),
+        ({"symbol": None}, "symbol"),
+    ],
+)
+def test_a_wrong_field_of_a_kernel_is_named(tmp_path, changes, said):
+    found = artifact(tmp_path, "cuda:sm_90", kernels=[KERNEL | changes])
+    target = found.target("cuda:sm_90")
+    assert isinstance(target, GpuTarget)
+    with pytest.raises(ArtifactError, match=said):
+        targets._kernels(found, target)
+
+
+# --- another GPU
+
+
+def builds(monkeypatch: pytest.MonkeyPatch, cache: Path, code: int = 0) -> list[list[str]]:
+    """Commands that ran in the place of the compiler. code: how they end."""
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        source, out = Path(command[3]), Path(command[-1])
+        assert (source / "kernels.json").is_file() and (source / "kernels/kernels.py").is_file()
+        if code == 0:
+            (out / "kernels").mkdir(parents=True)
+            (out / "kernels.json").write_text(json.dumps({"kernels": [KERNEL]}))
+            (out / "kernels/norm.0.cubin").write_bytes(b"for another")
+        return subprocess.CompletedProcess(command, code, "", "noise\nkernel norm.0 takes 300,000 bytes\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setenv("OCTAVO_CACHE", str(cache))
+    return commands
+
+
+class FakeDriverDevice:
+    def __init__(self, api: FakeApi) -> None:
+        self.name = api.name
+
+
+def test_kernels_are_built_once_for_another_gpu(tmp_path, monkeypatch, caplog):
+    machine(monkeypatch, triton=True, cuda="sm_100")
+    monkeypatch.setattr(targets, "DriverDevice", FakeDriverDevice)
+    commands = builds(monkeypatch, tmp_path / "cache")
+    found = artifact(tmp_path / "tiny.octavo", "cuda:sm_90")
+    target = found.target("cuda:sm_90")
+    assert isinstance(target, GpuTarget)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            _, compiled = targets.open_target(found, target)
+            assert [spec.binary for spec in compiled.kernels] == [b"for another"]
+    (command,) = commands
+    assert command[1:3] == ["-m", "codegen.triton.build"] and command[4:6] == ["--target", "cuda:sm_100"]
+    said = "octavo: building the kernels of tiny.octavo for a GPU of sm_100 (cuda:sm_100), once"
+    assert [record.message for record in caplog.records] == [said]
+    assert len(list((tmp_path / "cache/rebuilt").iterdir())) == 1
+
+
+def test_a_build_that_fails_says_why_and_leaves_nothing(tmp_path, monkeypatch):
+    machine(monkeypatch, triton=True, cuda="sm_86")
+    builds(monkeypatch, tmp_path / "cache", code=2)
+    found = artifact(tmp_path / "tiny.octavo", "cuda:sm_90")
+    with pytest.raises(ArtifactError, match="cuda:sm_86: kernel norm.0 takes 300,000 bytes. Compile"):
+        runtime.load(found.root, target="cuda:sm_90")
+    assert not list((tmp_path / "cache/rebuilt").iterdir())
+
+
+def test_without_triton_another_gpu_is_refused(tmp_path, monkeypatch):
+    machine(monkeypatch, cuda="sm_86")
+    found = artifact(tmp_path / "tiny.octavo", "cuda:sm_90")
+    with pytest.raises(ArtifactError, match="no binaries for a GPU of sm_86 .*, and Triton is not here"):
+        runtime.load(found.root, target="cuda:sm_90")
+
+
+def test_what_is_no_list_of_kernels_is_refused():
+    for data in (b"[]", b"{}", b'{"kernels": 3}', b"\xff"):
+        with pytest.raises(ArtifactError, match="kernels.json"):
+            parse_kernels(data, "kernels.json", lambda name: b"")
