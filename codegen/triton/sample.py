@@ -150,11 +150,18 @@ class Sampler:
             "sample_stats", "sample_stats", self.logits() | self.scratch("maxima", "firsts", "sums")
         )
 
-    def searches(self, *, by_width: bool) -> list[Launch]:
-        """The passes that find thresholds: the `width` likeliest, or what the rows' parameters keep."""
+    def searches(self, *, by_width: bool = False, again: bool = False) -> list[Launch]:
+        """The passes that find thresholds: of the `width` likeliest, or of what the rows' parameters keep.
+
+        again: whether a row may have top-k and top-p.
+        """
         rest = ["next"] * (self.passes - 1)
-        stages = ["begin", *rest] if by_width else ["begin", *rest, "again", *rest]
+        stages = ["begin", *rest, "again", *rest] if again else ["begin", *rest]
         return [self.search(n, stage, by_width) for n, stage in enumerate(stages)]
+
+    def found(self, *names: str, searches: int = 1) -> dict[str, Arg]:
+        """What the last pass of so many searches has written."""
+        return self.scratch(*names, half=(searches * self.passes - 1) % 2)
 
     def search(self, number: int, stage: str, by_width: bool) -> Launch:
         double = ("state", "masses", "counts", "aboves")
@@ -169,13 +176,14 @@ class Sampler:
         name = f"sample_{stage}_top" if by_width else f"sample_{stage}"
         return self.launch(name, "sample_search", args, stage=stage, by_width=by_width)
 
-    def noise(self, *, filtered: bool) -> Launch:
+    def noise(self, searches: int) -> Launch:
+        """searches: how many have gone before."""
         args = self.logits() | self.scratch("maxima", "bests", "best_ids")
         args |= self.parameters("temperature", "min_p", "seed", "sample_index", "position")
-        if filtered:
-            args |= self.scratch("state", "masses", "counts", half=1) | self.parameters("top_p")
-        name = "sample_noise_kept" if filtered else "sample_noise"
-        return self.launch(name, "sample_noise", args, filtered=filtered)
+        if searches:
+            args |= self.found("state", "masses", "counts", searches=searches) | self.parameters("top_p")
+        name = "sample_noise_kept" if searches else "sample_noise"
+        return self.launch(name, "sample_noise", args, filtered=searches > 0)
 
     def finish(self, *, noisy: bool = False, given: bool = False) -> Launch:
         args = self.scratch("maxima")
@@ -195,7 +203,7 @@ class Sampler:
         """Writes the `width` likeliest that a search has found, and sorts them."""
         out = {"top_ids": self.ctx.given("top_ids"), "top_logprobs": self.ctx.given("top_logprobs", "*fp32")}
         out["width"] = self.ctx.size("K")
-        found = self.scratch("state", "masses", "counts", "aboves", half=1 - self.passes % 2)
+        found = self.found("state", "masses", "counts", "aboves")
         return [
             self.launch("sample_gather", "sample_gather", self.logits() | found | out),
             self.launch("sample_rank", "sample_rank", self.scratch("maxima", "sums") | out, 8),
@@ -207,10 +215,9 @@ def print_sections(ctx: Context) -> dict[str, Any]:
     s = Sampler.of(ctx)
     sections = {
         "sample_greedy": [s.stats(), s.finish()],
-        "sample_unfiltered": [s.stats(), s.noise(filtered=False), s.finish(noisy=True)],
-        "sample": [
-            s.stats(), *s.searches(by_width=False), s.noise(filtered=True), s.finish(noisy=True),
-        ],
+        "sample_unfiltered": [s.stats(), s.noise(0), s.finish(noisy=True)],
+        "sample_one_filter": [s.stats(), *s.searches(), s.noise(1), s.finish(noisy=True)],
+        "sample": [s.stats(), *s.searches(again=True), s.noise(2), s.finish(noisy=True)],
         "top": [s.stats(), *s.searches(by_width=True), *s.likeliest()],
         "logprobs": [s.stats(), s.finish(given=True)],
     }  # fmt: skip

@@ -228,6 +228,9 @@ _PARAMETERS = ["temperature", "top_p", "min_p", "top_k", "seed", "sample_index",
 _CALLS: dict[str, tuple[str, list[str], list[str]]] = {  # section: (function, sizes, inputs)
     "sample_greedy": ("greedy", ["Q"], ["logits", "logit_rows", "sampled_ids"]),
     "sample": ("sample", ["Q"], ["logits", "logit_rows", "sampled_ids", "sampled_logprobs", *_PARAMETERS]),
+    "sample_one_filter": (
+        "sample", ["Q"], ["logits", "logit_rows", "sampled_ids", "sampled_logprobs", *_PARAMETERS],
+    ),
     "sample_unfiltered": (
         "unfiltered", ["Q"], ["logits", "logit_rows", "sampled_ids", "sampled_logprobs", *_PARAMETERS],
     ),

@@ -270,6 +270,25 @@ def test_top_p_reached_exactly_keeps_no_more(make: Make, share: float) -> None:
     assert got == [sampler.sample(logits[0], temperature=1.0, top_p=share, seed=s) for s in seeds]
 
 
+def test_one_search_is_enough_for_one_filter(make: Make) -> None:
+    settings: list[Setting] = [
+        {"top_p": 0.6},
+        {"top_k": 7, "min_p": 0.1},
+        {"temperature": 0.0, "top_k": 3},
+        {},
+    ]
+    rows, logits = [{**s, **k} for s, k in zip(settings, keys(4), strict=True)], random_logits(4, 100, seed=6)
+    made = make(
+        100, block=64, bits=11
+    )  # three passes: the last of one search writes where that of two does not
+    got = {
+        name: made.run(name, logits, rows)["sampled_ids"].tolist() for name in ("sample_one_filter", "sample")
+    }
+    assert got["sample_one_filter"] == got["sample"]
+    for q in range(4):
+        check_token(logits[q], rows[q], got["sample"][q])
+
+
 def test_rows_are_read_where_they_lie_and_do_not_depend_on_others(make: Make) -> None:
     logits, made = random_logits(4, 37, seed=3), make(37)
     rows = [{**FILTERS[i], "seed": i} for i in (6, 3, 9)]
@@ -281,10 +300,11 @@ def test_rows_are_read_where_they_lie_and_do_not_depend_on_others(make: Make) ->
         assert alone[name][0] == together[name][1]
 
 
+SECTIONS = ["sample_greedy", "sample_unfiltered", "sample_one_filter", "sample", "top", "logprobs"]
 BROKEN = [(np.nan, 3), (np.inf, 7), (-np.inf, 1)]
 
 
-@pytest.mark.parametrize("section", ["sample_greedy", "sample_unfiltered", "sample", "top", "logprobs"])
+@pytest.mark.parametrize("section", SECTIONS)
 def test_a_row_without_an_order_has_no_token(make: Make, section: str) -> None:
     logits = random_logits(4, 37)
     for row, (value, step) in enumerate(BROKEN):
@@ -292,7 +312,7 @@ def test_a_row_without_an_order_has_no_token(make: Make, section: str) -> None:
     got = make(37).run(section, logits, [{"top_k": 4, "top_p": 0.5}] * 4, width=3, given=[1, 2, 3, 4])
     if section.startswith("sample"):
         assert (got["sampled_ids"][:3] == -1).all() and got["sampled_ids"][3] >= 0
-    if section in ("sample", "sample_unfiltered"):
+    if section in ("sample", "sample_one_filter", "sample_unfiltered"):
         assert np.isnan(got["sampled_logprobs"]).tolist() == [True, True, True, False]
     if section == "top":
         assert (got["top_ids"][:3] == -1).all() and np.isnan(got["top_logprobs"][:3]).all()
