@@ -12,7 +12,9 @@ DEMO_BF16_ENGINE := build/smollm2-bf16.octavo
 COMPILER_FILES := $(shell find compiler ir passes codegen -name '*.py' -o -name '*.h' -o -name '*.cpp')
 
 QUICK_TESTS := tests/ir tests/passes tests/compiler tests/runtime tests/benchmarks tests/test_layering.py
-SLOW_TESTS := tests/codegen tests/importers tests/cli tests/model
+SLOW_TESTS := tests/model tests/importers tests/codegen tests/cli
+# Files start in this order: the longest first.
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 PEERS := llamacpp openvino ortgenai vllm
 
 .PHONY: install model demo lint test test-quick test-slow bench bench-engines $(PEERS:%=bench-%) clean
@@ -48,13 +50,14 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --warnings
 
-test: lint test-quick test-slow
+test: lint .venv/installed $(DEMO_GGUF)
+	$(PYTEST) $(SLOW_TESTS) $(QUICK_TESTS)
 
 test-quick: .venv/installed
-	$(BIN)/python -m pytest -q $(QUICK_TESTS)
+	$(PYTEST) $(QUICK_TESTS)
 
 test-slow: .venv/installed $(DEMO_GGUF)
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(SLOW_TESTS)
+	$(PYTEST) $(SLOW_TESTS)
 
 bench: $(DEMO_ENGINE)/manifest.json
 	$(BIN)/octavo bench $(DEMO_ENGINE)
