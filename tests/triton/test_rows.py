@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from codegen import triton
+from codegen.triton.build import build_kernels
 from codegen.triton.schedule import whole_rows
 from ir.build import GraphBuilder
 from ir.graph import Graph, Scalar, Value, tensor_of
@@ -214,3 +216,40 @@ def test_another_axis_is_refused_with_its_place(kind: str) -> None:
     y = b.op(kind, source(b, "x", 3, 5), **attrs, loc="model.layers.3.mixer")
     with pytest.raises(triton.CodegenError, match=rf"{kind} \(model\.layers\.3\.mixer\)"):
         triton.generate(lower(b.graph([y]), "gpu"), triton.find_device("cuda:sm_90"))
+
+
+# --- binaries
+
+
+def largest(b: GraphBuilder) -> list[Value]:
+    """One of each kernel, with the most elements for a program that it has."""
+    made = [case(b) for case in LONG if case.__name__.endswith("20000")]
+    x = source(b, "long16384", 16384)
+    made += [
+        b.op("layer_norm", x, weight("w", 16384), weight("b", 16384), eps=1e-6),
+        b.op("softmax", x, axis=1),
+    ]
+    heads = halved(b, "heads", 32, 128)
+    made += [b.op("rms_norm", heads, weight("h", 128), eps=1e-6), b.op("rope", heads, *angles(b, "a", 1, 64))]
+    made += [case(b) for case in (reductions_of_bf16, cumsum_of_integers, product_of_bf16)]
+    return made
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "hip:gfx942"])
+def test_kernels_compile_and_fit_registers(tmp_path: Path, target: str) -> None:
+    b, _ = paged_builder()
+    ends = [b.op("max", m, axes=tuple(range(1, tensor_of(m).rank)), keepdims=False) for m in largest(b)]
+    ends = [b.op("cast", e, dtype="f32") for e in ends]
+    total = ends[0]
+    for end in ends[1:]:
+        total = b.op("add", total, end)
+    generated = triton.generate(
+        lower(b.graph([b.op("reshape", total, shape=(T, 1))]), "gpu"), triton.find_device(target)
+    )
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels/kernels.py").write_text(generated.source)
+    kernels = [k for k in generated.kernels if not k.function.startswith("sample")]
+    built = build_kernels(tmp_path, kernels, generated.device, cache=tmp_path / "cache")
+    stems = {"rms_norm", "layer_norm", "softmax", "cumsum", "rope", "matmul", "sum", "mean", "max", "concat"}
+    assert stems <= {k.kernel.function.rstrip("_0123456789") for k in built}
+    assert {k.kernel.function: k.spills for k in built if k.spills} == {}
