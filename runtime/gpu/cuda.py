@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ctypes as c
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 from runtime.errors import EngineError
-from runtime.gpu.vendor import Api, OutOfMemory, Params, Unavailable, failure
+from runtime.gpu.vendor import Api, OutOfMemory, Unavailable, failure
 
 LIBRARY = "libcuda.so.1"
 
@@ -99,18 +98,15 @@ class CudaApi(Api):
         kinds = self._driver.CUfunction_attribute
         self._do("set", function, kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, num_bytes)
 
-    def launcher(
-        self, function: Any, grid: tuple[int, int, int], threads: int, shared_bytes: int, params: Params
-    ) -> Callable[[], None]:
-        launch = self._driver.cuLaunchKernel
-        args = (function, *grid, threads, 1, 1, shared_bytes, self._stream, params.address, 0)
-
-        def start(kept: Params = params) -> None:
-            (code,) = launch(*args)
-            if code:
-                raise self._failure("cuLaunchKernel", code)
-
-        return start
+    def launch(
+        self, function: Any, grid: tuple[int, int, int], threads: int, shared_bytes: int, params: int
+    ) -> None:
+        x, y, z = grid
+        (code,) = self._driver.cuLaunchKernel(
+            function, x, y, z, threads, 1, 1, shared_bytes, self._stream, params, 0
+        )
+        if code:
+            raise self._failure("cuLaunchKernel", code)
 
     @property
     def _capture_mode(self) -> Any:

@@ -79,8 +79,8 @@ class Device(Protocol):
         """A handle of each kernel, for launch()."""
         ...
 
-    def bind(self, kernel: Any, grid: tuple[int, int, int], args: Sequence[int]) -> Callable[[], None]:
-        """What starts a kernel, again and again. args: addresses and numbers, in its signature's order."""
+    def launch(self, kernel: Any, grid: tuple[int, int, int], args: Sequence[int]) -> None:
+        """Start a kernel. args: addresses and numbers, in the order of its signature."""
         ...
 
     def record(self, work: Callable[[], None]) -> Graph:

@@ -15,16 +15,34 @@ import numpy as np
 
 from runtime.errors import EngineError, ResourceError
 from runtime.gpu.device import Array, KernelSpec
-from runtime.gpu.vendor import Api, OutOfMemory, Params
+from runtime.gpu.vendor import Api, OutOfMemory
 
 STATIC_SHARED_BYTES = 48 << 10  # that a kernel may use without asking
-_FORMATS = {"i32": "<i", "u32": "<I", "i64": "<q", "u64": "<Q", "fp32": "<f"}
+_FORMATS = {"i32": "i4x", "u32": "I4x", "i64": "q", "u64": "Q", "fp32": "f4x"}
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedKernel:
+    """A kernel, and where its launches' arguments are written to: drivers copy them as a launch starts.
+
+    pack: a launch's arguments, eight bytes each: those of the signature in order, then two pointers to
+    scratch memory, which are 0. params: the addresses of each.
+    """
+
     spec: KernelSpec
     function: Any
+    threads: int
+    pack: struct.Struct
+    values: c.Array[c.c_char]
+    params: c.Array[c.c_void_p]
+
+    @staticmethod
+    def of(spec: KernelSpec, function: Any, threads: int) -> LoadedKernel:
+        types = [type_ for _, type_ in spec.signature]
+        pack = struct.Struct("<" + "".join("Q" if t.startswith("*") else _FORMATS[t] for t in types))
+        values = c.create_string_buffer(pack.size + 16)
+        places = [c.addressof(values) + 8 * i for i in range(len(types) + 2)]
+        return LoadedKernel(spec, function, threads, pack, values, (c.c_void_p * len(places))(*places))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +124,8 @@ class DriverDevice:
 
     def load(self, specs: Sequence[KernelSpec]) -> list[LoadedKernel]:
         self.enter()
-        return [LoadedKernel(spec, self._function(spec)) for spec in specs]
+        warp_size = self.api.warp_size
+        return [LoadedKernel.of(spec, self._function(spec), spec.num_warps * warp_size) for spec in specs]
 
     def _function(self, spec: KernelSpec) -> Any:
         assert spec.binary is not None, f"{spec.name} has no binary"
@@ -120,13 +139,11 @@ class DriverDevice:
             raise EngineError(error.what, where=f"kernel {spec.name}", todo=error.todo) from error
         return function
 
-    def bind(
-        self, kernel: LoadedKernel, grid: tuple[int, int, int], args: Sequence[int]
-    ) -> Callable[[], None]:
+    def launch(self, kernel: LoadedKernel, grid: tuple[int, int, int], args: Sequence[int]) -> None:
         self.enter()
-        spec = kernel.spec
-        threads = spec.num_warps * self.api.warp_size
-        return self.api.launcher(kernel.function, grid, threads, spec.shared_bytes, packed(spec, args))
+        kernel.pack.pack_into(kernel.values, 0, *args)
+        params = c.addressof(kernel.params)
+        self.api.launch(kernel.function, grid, kernel.threads, kernel.spec.shared_bytes, params)
 
     def record(self, work: Callable[[], None]) -> Recorded:
         self.enter()
@@ -160,16 +177,6 @@ class DriverDevice:
         for release in releases:
             with suppress(EngineError):  # a device that has failed takes no more calls, and frees by itself
                 release()
-
-
-def packed(spec: KernelSpec, args: Sequence[int]) -> Params:
-    """A launch's arguments, eight bytes each: those of the signature in order, then two pointers to scratch
-    memory, which are 0."""
-    data = b"".join(
-        struct.pack("<Q" if type_.startswith("*") else _FORMATS[type_], value).ljust(8, b"\0")
-        for value, (_, type_) in zip(args, spec.signature, strict=True)
-    )
-    return Params.of(data + bytes(16))
 
 
 def _refused(num_bytes: int, what: str, name: str, free: int) -> ResourceError:

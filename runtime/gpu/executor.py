@@ -17,9 +17,9 @@ from runtime.gpu.cache import BlockPool
 from runtime.gpu.compiled import Compiled
 from runtime.gpu.device import Device
 from runtime.gpu.memory import upload_weights, weight_offsets
-from runtime.gpu.program import Program
-from runtime.gpu.sampler import GpuSampler
-from runtime.gpu.steps import StepForms
+from runtime.gpu.program import Memory, Program
+from runtime.gpu.sampler import GpuSampler, sampler_given
+from runtime.gpu.steps import Steps, step_given
 from runtime.scheduler import Limits
 from runtime.step import Step
 
@@ -70,8 +70,9 @@ class GpuExecutor:
         caches = {f"kv{group}": pool.address for group, pool in enumerate(self._pools)}
         inputs = {**caches, "logits": self._logits}
         width = compiled.table_width
-        self._forms = StepForms(device, program, limits, len(self._pools), width, inputs, buckets)
+        self._steps = Steps(device, program, limits, len(self._pools), width, inputs, buckets)
         self._sampler = GpuSampler(device, program, limits.max_rows, self._vocab_size, self._logits)
+        self._numbers = np.arange(limits.max_rows, dtype=np.int32)
         self._started = False  # whether the step's arrays are still being read
 
     def _program(self, device: Device, compiled: Compiled, limits: Limits) -> Program:
@@ -79,16 +80,16 @@ class GpuExecutor:
         offsets, size = weight_offsets([tensor.size for tensor in compiled.weights.tensors])
         weights = upload_weights(device, compiled.weights, device.allocate(size, "the weights"), offsets)
         arena = [device.allocate(size, "the arena") for size in compiled.buffer_bytes(limits)]
-        return Program.of(device, compiled.plan, compiled.kernels, arena, weights)
+        given = {"forward": step_given(len(compiled.groups)), **sampler_given()}
+        return Program(device, compiled.plan, compiled.kernels, Memory(arena, weights), given)
 
     def forward(self, step: Step) -> Logits:
         device = self._open_device
         if self._started:
             device.synchronize()
-        form = self._forms.find(step)
         self._started = True
-        form.start(step)
-        return form.numbers if len(form.numbers) == len(step.rows) else form.numbers[: len(step.rows)]
+        self._steps.start(step)
+        return self._numbers[: len(step.rows)]
 
     def sample(self, logits: Logits, args: SampleArgs) -> Sampled:
         self._open_device  # noqa: B018 - raises where it is closed

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ctypes as c
 import re
-from collections.abc import Callable
 from typing import Any
 
 from runtime.errors import EngineError
-from runtime.gpu.vendor import Api, OutOfMemory, Params, Unavailable, failure
+from runtime.gpu.vendor import Api, OutOfMemory, Unavailable, failure
 
 LIBRARY = "libamdhip64.so"
 OUT_OF_MEMORY = 2
@@ -55,6 +54,8 @@ class HipApi(Api):
 
     def __init__(self, library: Any) -> None:
         self._library = library
+        self._launch = library.hipModuleLaunchKernel
+        self._launch.argtypes = _LAUNCH
         try:
             self._do("init", 0)
             count = self._do("count")
@@ -117,19 +118,13 @@ class HipApi(Api):
     def allow_shared(self, function: Any, num_bytes: int) -> None:
         """There is nothing to ask for: a kernel may use all that there is."""
 
-    def launcher(
-        self, function: Any, grid: tuple[int, int, int], threads: int, shared_bytes: int, params: Params
-    ) -> Callable[[], None]:
-        launch = self._library.hipModuleLaunchKernel
-        launch.argtypes = _LAUNCH
-        args = (function, *grid, threads, 1, 1, shared_bytes, self._stream, params.address, None)
-
-        def start(kept: Params = params) -> None:
-            code = launch(*args)
-            if code:
-                raise self._failure("hipModuleLaunchKernel", code)
-
-        return start
+    def launch(
+        self, function: Any, grid: tuple[int, int, int], threads: int, shared_bytes: int, params: int
+    ) -> None:
+        x, y, z = grid
+        code = self._launch(function, x, y, z, threads, 1, 1, shared_bytes, self._stream, params, None)
+        if code:
+            raise self._failure("hipModuleLaunchKernel", code)
 
     @property
     def _capture_mode(self) -> Any:

@@ -98,19 +98,13 @@ class InterpretedDevice:
     def load(self, specs: Sequence[KernelSpec]) -> list[InterpretedKernel]:
         return [InterpretedKernel(spec, getattr(self._module, spec.function)) for spec in specs]
 
-    def bind(
-        self, kernel: InterpretedKernel, grid: tuple[int, int, int], args: Sequence[int]
-    ) -> Callable[[], None]:
+    def launch(self, kernel: InterpretedKernel, grid: tuple[int, int, int], args: Sequence[int]) -> None:
         spec = kernel.spec
         given = [
             Pointer(value, type_[1:]) if type_.startswith("*") else _NUMBERS[type_](value)
             for value, (_, type_) in zip(args, spec.signature, strict=True)
         ]
-        return lambda: self._do(lambda: self._run(kernel, grid, given))
-
-    def launch(self, kernel: InterpretedKernel, grid: tuple[int, int, int], args: Sequence[int]) -> None:
-        """Run a kernel once."""
-        self.bind(kernel, grid, args)()
+        self._do(lambda: self._run(kernel, grid, given))
 
     def _run(self, kernel: InterpretedKernel, grid: tuple[int, int, int], given: list[Any]) -> None:
         function = kernel.run

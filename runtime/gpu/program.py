@@ -1,113 +1,164 @@
-"""A plan over a device's memory: its launches, bound to a step's sizes and started again and again."""
+"""A plan over a device's memory: its sections, run for a step's sizes."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from runtime.errors import ArtifactError
 from runtime.gpu.device import Device, KernelSpec
-from runtime.gpu.plan import Expression, Launch, Operand, Plan, Sizes, evaluate
-
-Work = Callable[[], None]  # starts one launch
-
-_SIZE = re.compile(r"[TRQK]|M\d+")
+from runtime.gpu.plan import Entry, Expression, Launch, Operand, Plan, Sizes, evaluate
 
 
-@dataclass(frozen=True)
-class Program:
-    """buffers, weights: addresses, as the plan numbers them. handles: of its kernels, by name."""
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a section is given when it runs: arrays and sizes, by name."""
 
-    device: Device
-    plan: Plan
-    handles: Mapping[str, Any]
+    arrays: frozenset[str]
+    sizes: frozenset[str]
+
+    @staticmethod
+    def of(arrays: Iterable[str], sizes: Iterable[str]) -> Given:
+        return Given(frozenset(arrays), frozenset(sizes))
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Addresses of the arena's buffers and of the weights, as the plan numbers them."""
+
     buffers: Sequence[int]
     weights: Sequence[int]
 
-    @staticmethod
-    def of(
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A launch. fixed: its arguments, but for those that differ from step to step: (which, array, base, the
+    number or the bytes into it)."""
+
+    kernel: Any
+    grid: tuple[Expression, Expression, Expression]
+    fixed: list[int]
+    varying: tuple[tuple[int, str | None, int, Expression], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Calls for steps in which a size is at most `most`; None: for all others."""
+
+    size: Expression | None
+    most: int
+    calls: tuple[Call, ...]
+
+
+class Program:
+    """given: the sections to run. Raises ArtifactError where the plan lacks one, or does not fit the kernels,
+    the memory or what is given."""
+
+    def __init__(
+        self,
         device: Device,
         plan: Plan,
         specs: Sequence[KernelSpec],
-        buffers: Sequence[int],
-        weights: Sequence[int],
-    ) -> Program:
-        """Load the kernels. Raises ArtifactError where the plan does not fit them or the memory."""
-        check(plan, {spec.name: spec for spec in specs}, len(buffers), len(weights))
-        names = [spec.name for spec in specs]
-        handles = dict(zip(names, device.load(specs), strict=True))
-        return Program(device, plan, handles, buffers, weights)
+        memory: Memory,
+        given: Mapping[str, Given],
+    ) -> None:
+        self.plan, self._launch = plan, device.launch
+        by_name = {spec.name: spec for spec in specs}
+        for name, what in given.items():
+            _check(plan, name, by_name, memory, what)
+        handles = dict(zip(by_name, device.load(list(by_name.values())), strict=True))
+        self._sections = {
+            name: [_choices(entry, handles, memory) for entry in plan.sections[name]] for name in given
+        }
 
-    def require(self, sections: Iterable[str]) -> None:
-        """Raises ArtifactError where the plan lacks one."""
-        lacks = [name for name in sections if name not in self.plan.sections]
-        if lacks:
-            raise ArtifactError(
-                f"it has no section {lacks[0]!r}", where="plan.json", todo="Compile the model again"
-            )
-
-    def bind(self, section: str, sizes: Sizes, inputs: Mapping[str, int]) -> list[Work]:
-        """A section's launches for a step's sizes. inputs: addresses by name."""
-        bound: list[Work] = []
-        for entry in self.plan.sections[section]:
-            for launch in entry.choose(sizes):
-                x, y, z = ([evaluate(size, sizes) for size in launch.grid] + [1, 1])[:3]
-                if x * y * z > 0:
-                    args = [self._place(arg, inputs) + evaluate(arg.value, sizes) for arg in launch.args]
-                    bound.append(self.device.bind(self.handles[launch.kernel], (x, y, z), args))
-        return bound
-
-    def _place(self, arg: Operand, inputs: Mapping[str, int]) -> int:
-        if arg.kind == "input":
-            if arg.name not in inputs:
-                raise ArtifactError(
-                    f"a launch reads the array {arg.name!r}, which this section is not given",
-                    where="plan.json",
-                    todo="Compile the model again",
-                )
-            return inputs[arg.name]
-        if arg.kind == "size":
-            return 0
-        return (self.buffers if arg.kind == "buffer" else self.weights)[arg.index]
+    def run(self, section: str, sizes: Sizes, arrays: Mapping[str, int]) -> None:
+        """Start a section's launches. arrays: addresses by name."""
+        launch = self._launch
+        for choices in self._sections[section]:
+            for call in _chosen(choices, sizes):
+                x, y, z = call.grid
+                grid = evaluate(x, sizes), evaluate(y, sizes), evaluate(z, sizes)
+                if 0 in grid:
+                    continue
+                args = call.fixed.copy()
+                for index, array, base, value in call.varying:
+                    start = base if array is None else arrays[array]
+                    args[index] = start + evaluate(value, sizes)
+                launch(call.kernel, grid, args)
 
 
-def check(plan: Plan, specs: Mapping[str, KernelSpec], num_buffers: int, num_weights: int) -> None:
-    """Raises ArtifactError where a launch names what there is not."""
-    for name, entries in plan.sections.items():
-        for launch in (x for entry in entries for case in entry.cases for x in case.launches):
-            fault = _fault(launch, specs, {"buffer": num_buffers, "weight": num_weights})
+def _chosen(choices: Sequence[Choice], sizes: Sizes) -> tuple[Call, ...]:
+    return next(c.calls for c in choices if c.size is None or evaluate(c.size, sizes) <= c.most)
+
+
+def _choices(entry: Entry, handles: Mapping[str, Any], memory: Memory) -> tuple[Choice, ...]:
+    return tuple(
+        Choice(case.size, case.most, tuple(_call(launch, handles, memory) for launch in case.launches))
+        for case in entry.cases
+    )
+
+
+def _call(launch: Launch, handles: Mapping[str, Any], memory: Memory) -> Call:
+    x, y, z = (*launch.grid, 1, 1)[:3]
+    bases = [_base(arg, memory) for arg in launch.args]
+    fixed = [
+        base + arg.value if isinstance(arg.value, int) else base
+        for base, arg in zip(bases, launch.args, strict=True)
+    ]
+    varying = tuple(
+        (index, arg.name if arg.kind == "input" else None, base, arg.value)
+        for index, (base, arg) in enumerate(zip(bases, launch.args, strict=True))
+        if arg.kind == "input" or not isinstance(arg.value, int)
+    )
+    return Call(handles[launch.kernel], (x, y, z), fixed, varying)
+
+
+def _base(arg: Operand, memory: Memory) -> int:
+    if arg.kind == "buffer":
+        return memory.buffers[arg.index]
+    return memory.weights[arg.index] if arg.kind == "weight" else 0
+
+
+def _check(plan: Plan, section: str, specs: Mapping[str, KernelSpec], memory: Memory, given: Given) -> None:
+    def refuse(fault: str) -> ArtifactError:
+        return ArtifactError(fault, where=f"plan.json, section {section}", todo="Compile the model again")
+
+    if section not in plan.sections:
+        raise refuse("it is missing")
+    for case in (case for entry in plan.sections[section] for case in entry.cases):
+        sizes = [] if case.size is None else [case.size]
+        for launch in case.launches:
+            fault = _fault(launch, specs, memory, given)
             if fault is not None:
-                raise ArtifactError(fault, where=f"plan.json, section {name}", todo="Compile the model again")
-        for size in (case.size for entry in entries for case in entry.cases if case.size is not None):
-            unknown = _unknown([size])
-            if unknown:
-                raise ArtifactError(f"there is no size {unknown!r}", where=f"plan.json, section {name}")
+                raise refuse(fault)
+            sizes += [*launch.grid, *(arg.value for arg in launch.args)]
+        unknown = sorted(set(_names(sizes)) - given.sizes)
+        if unknown:
+            raise refuse(f"there is no size {unknown[0]!r}")
 
 
-def _fault(launch: Launch, specs: Mapping[str, KernelSpec], counts: Mapping[str, int]) -> str | None:
+def _fault(launch: Launch, specs: Mapping[str, KernelSpec], memory: Memory, given: Given) -> str | None:
     spec = specs.get(launch.kernel)
     if spec is None:
         return f"there is no kernel {launch.kernel!r}"
     if len(launch.args) != len(spec.signature):
         return f"{launch.kernel} takes {len(spec.signature)} operands, not {len(launch.args)}"
+    counts = {"buffer": len(memory.buffers), "weight": len(memory.weights)}
     for arg, (name, type_) in zip(launch.args, spec.signature, strict=True):
         if (arg.kind == "size") == type_.startswith("*"):
             return f"{launch.kernel}: {name} of type {type_} is given a {arg.kind}"
+        if arg.kind == "input" and arg.name not in given.arrays:
+            return f"there is no array {arg.name!r}"
         if arg.index >= counts.get(arg.kind, 1):
             return f"there is no {arg.kind} {arg.index}"
-    unknown = _unknown([*launch.grid, *(arg.value for arg in launch.args)])
-    return f"there is no size {unknown!r}" if unknown else None
-
-
-def _unknown(expressions: Iterable[Expression]) -> str | None:
-    """The first name in the expressions that is not a size's."""
-    for expression in expressions:
-        if isinstance(expression, str) and not _SIZE.fullmatch(expression):
-            return expression
-        if isinstance(expression, tuple):
-            found = _unknown(expression[1:])
-            if found:
-                return found
     return None
+
+
+def _names(expressions: Iterable[Expression]) -> Iterable[str]:
+    """The names of sizes in expressions."""
+    for expression in expressions:
+        if isinstance(expression, str):
+            yield expression
+        elif isinstance(expression, tuple):
+            yield from _names(expression[1:])

@@ -5,19 +5,18 @@ A call is one copy to the device, at most two sections, and one copy back, for w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 
 import numpy as np
 
 from runtime.executor import Logits, SampleArgs, Sampled
 from runtime.gpu.device import Device
-from runtime.gpu.program import Program, Work
-from runtime.gpu.staging import Area, Shapes, Staged, staged_bytes
+from runtime.gpu.program import Given, Program
+from runtime.gpu.staging import Area, Shapes, staged_bytes
 from runtime.sampling import MAX_LOGPROBS
 
-MAX_CALLS = 64  # whose launches are kept bound; those used least recently are forgotten
-SECTIONS = ("sample_greedy", "sample_unfiltered", "sample", "top", "logprobs")
+SECTIONS = ("sample_greedy", "sample_unfiltered", "sample_one_filter", "sample", "top", "logprobs")
 _PARAMETERS = {f.name for f in fields(SampleArgs)} - {"num_top", "logprobs"}
 
 
@@ -56,21 +55,10 @@ def _scratch_bytes(max_rows: int, scratch: tuple[int, int]) -> int:
     return max_rows * per_row + fixed
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """Sections over so many rows."""
-
-    given: Staged
-    found: Staged
-    launches: Sequence[Work]
-
-    def run(self, device: Device) -> None:
-        """Upload, run, and wait for what was found."""
-        self.given.upload()
-        for launch in self.launches:
-            launch()
-        self.found.download()
-        device.synchronize()
+def sampler_given() -> dict[str, Given]:
+    """What the sampler's sections are given."""
+    arrays = [*given_shapes(1), *found_shapes(1, 1), "logits", "sample_scratch"]
+    return {name: Given.of(arrays, "QK") for name in SECTIONS}
 
 
 class GpuSampler:
@@ -78,54 +66,46 @@ class GpuSampler:
 
     def __init__(self, device: Device, program: Program, max_rows: int, vocab_size: int, logits: int) -> None:
         self._device, self._program = device, program
-        program.require(SECTIONS)
         self._given = Area.of(device, staged_bytes(given_shapes(max_rows)), "sampling parameters")
         self._found = Area.of(device, _found_bytes(max_rows, vocab_size), "sampled tokens")
         scratch = device.allocate(_scratch_bytes(max_rows, program.plan.sample_scratch), "sampling")
         self._inputs = {"logits": logits, "sample_scratch": scratch}
-        self._calls: dict[tuple[int, int, tuple[str, ...]], Call] = {}
 
     def sample(self, rows: Logits, args: SampleArgs) -> Sampled:
         """Ids are -1 where a row is broken."""
-        section = _section(args)
-        call = self._call(len(rows), args.num_top, (section, "top") if args.num_top else (section,))
-        arrays = call.given.arrays
-        arrays["logit_rows"][:] = rows
+        section, width = _section(args), args.num_top
+        given = {"logit_rows": rows}
         if section != "sample_greedy":
-            for name in _PARAMETERS:
-                arrays[name][:] = getattr(args, name)
-        call.run(self._device)
-        found = call.found.arrays
-        return Sampled(
-            found["sampled_ids"], found["sampled_logprobs"], found["top_ids"], found["top_logprobs"]
-        )
+            given |= {name: getattr(args, name) for name in _PARAMETERS}
+        found = self._run([section, "top"] if width else [section], len(rows), width, given)
+        names = ("sampled_ids", "sampled_logprobs", "top_ids", "top_logprobs")
+        return Sampled(*(found[name] for name in names))
 
     def logprobs(self, rows: Logits, ids: np.ndarray) -> np.ndarray:
-        call = self._call(len(rows), 0, ("logprobs",))
-        call.given.arrays["logit_rows"][:] = rows
-        call.given.arrays["given_ids"][:] = ids
-        call.run(self._device)
-        return call.found.arrays["given_logprobs"].copy()
+        found = self._run(["logprobs"], len(rows), 0, {"logit_rows": rows, "given_ids": ids})
+        return found["given_logprobs"].copy()
 
-    def _call(self, rows: int, width: int, sections: tuple[str, ...]) -> Call:
-        key = rows, width, sections
-        call = self._calls.pop(key, None) or self._bound(rows, width, sections)
-        self._calls[key] = call  # the last one is the one used last
-        if len(self._calls) > MAX_CALLS:
-            del self._calls[next(iter(self._calls))]
-        return call
-
-    def _bound(self, rows: int, width: int, sections: tuple[str, ...]) -> Call:
-        given, found = self._given.lay_out(given_shapes(rows)), self._found.lay_out(found_shapes(rows, width))
-        inputs = {**self._inputs, **given.addresses, **found.addresses}
-        sizes = {"Q": rows, "K": width}
-        launches = [launch for name in sections for launch in self._program.bind(name, sizes, inputs)]
-        return Call(given, found, launches)
+    def _run(
+        self, sections: Sequence[str], rows: int, width: int, given: Mapping[str, np.ndarray]
+    ) -> Mapping[str, np.ndarray]:
+        """Upload, run, and wait for what was found."""
+        staged = self._given.lay_out(given_shapes(rows))
+        found = self._found.lay_out(found_shapes(rows, width))
+        for name, array in given.items():
+            staged.arrays[name][:] = array
+        staged.upload()
+        arrays = {**self._inputs, **staged.addresses, **found.addresses}
+        for section in sections:
+            self._program.run(section, {"Q": rows, "K": width}, arrays)
+        found.download()
+        self._device.synchronize()
+        return found.arrays
 
 
 def _section(args: SampleArgs) -> str:
     """The least work that finds what is wanted."""
     if not args.logprobs and not args.temperature.any():
         return "sample_greedy"
-    filtered = ((args.top_k > 0) | (args.top_p < 1)) & (args.temperature > 0)
-    return "sample" if filtered.any() else "sample_unfiltered"
+    filters = (args.top_k > 0).astype(np.int8) + (args.top_p < 1)
+    most = int(filters[args.temperature > 0].max(initial=0))
+    return ("sample_unfiltered", "sample_one_filter", "sample")[most]

@@ -1,4 +1,4 @@
-"""The step's arrays on a device, and what runs over them: launches bound to a step's sizes.
+"""The step's arrays on a device, and what runs over them.
 
 Steps in which every request has one token and one row, as in decode, are padded to a few sizes (buckets), and
 each of these is recorded once. Padding writes nothing: its slots are negative and its requests empty.
@@ -12,12 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from runtime.gpu.device import Device, Graph
-from runtime.gpu.program import Program, Work
+from runtime.gpu.plan import Sizes
+from runtime.gpu.program import Given, Program
 from runtime.gpu.staging import Area, Shapes, Staged, staged_bytes
 from runtime.scheduler import Limits
 from runtime.step import Step
-
-MAX_FORMS = 64  # of sizes that are not a bucket's; those used least recently are forgotten
 
 
 def decode_buckets(most: int) -> tuple[int, ...]:
@@ -47,20 +46,23 @@ def step_bytes(limits: Limits, num_groups: int, width: int) -> int:
     return staged_bytes(step_shapes(sizes, num_groups, width))
 
 
+def step_given(num_groups: int) -> Given:
+    """What the section "forward" is given."""
+    caches = (f"kv{group}" for group in range(num_groups))
+    widths = (f"M{group}" for group in range(num_groups))
+    return Given.of([*step_shapes((1, 1, 1), num_groups, 1), *caches, "logits"], [*"TRQ", *widths])
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Steps of certain sizes. graph: the launches as one, where they are recorded.
-
-    numbers: 0 to Q, which stand for the rows of logits.
-    """
+    """Steps of certain sizes: their arrays, and their launches recorded as one or not."""
 
     staged: Staged
-    launches: Sequence[Work]
-    graph: Graph | None
-    numbers: np.ndarray
+    sizes: Sizes
+    graph: Graph | None = None
 
-    def start(self, step: Step) -> None:
-        """Copy the step to the device, and start it. What is beyond its sizes becomes padding."""
+    def upload(self, step: Step) -> None:
+        """Copy the step to the device. What is beyond its sizes becomes padding."""
         arrays = self.staged.arrays
         tokens, requests, rows = len(step.ids), len(step.lens), len(step.rows)
         _fill(arrays["ids"], step.ids, tokens, 0)
@@ -74,14 +76,6 @@ class Form:
             held[:requests, : table.shape[1]] = table
             held[requests:] = 0
         self.staged.upload()
-        if self.graph is not None:
-            self.graph.replay()
-        else:
-            self.launch()
-
-    def launch(self) -> None:
-        for launch in self.launches:
-            launch()
 
 
 def _fill(target: np.ndarray, source: np.ndarray, count: int, rest: int) -> None:
@@ -89,8 +83,11 @@ def _fill(target: np.ndarray, source: np.ndarray, count: int, rest: int) -> None
     target[count:] = rest
 
 
-class StepForms:
-    """Forms by sizes. inputs: addresses of what steps share, the caches and the logits."""
+class Steps:
+    """Runs steps. inputs: addresses of what they share, the caches and the logits.
+
+    buckets: sizes that decode steps are padded to; default, decode_buckets().
+    """
 
     def __init__(
         self,
@@ -105,39 +102,40 @@ class StepForms:
         self._device, self._program, self._inputs = device, program, inputs
         self._num_groups, self._width = num_groups, width
         self._area = Area.of(device, step_bytes(limits, num_groups, width), "the step's arrays")
-        program.require(["forward"])
         most = min(limits.max_step_tokens, limits.max_requests)
         given = decode_buckets(most) if buckets is None else buckets
         self._buckets = [size for size in given if size <= most]
-        self._numbers = np.arange(limits.max_rows, dtype=np.int32)
         self._recorded: dict[int, Form] = {}
-        self._forms: dict[tuple[int, int, int], Form] = {}
 
-    def find(self, step: Step) -> Form:
-        tokens, requests, rows = len(step.ids), len(step.lens), len(step.rows)
-        if tokens == requests == rows:
-            bucket = next((b for b in self._buckets if b >= tokens), None)
-            if bucket is not None:
-                return self._bucket(bucket)
-        sizes = tokens, requests, rows
-        form = self._forms.pop(sizes, None) or self._bound(sizes)
-        self._forms[sizes] = form  # the last one is the one used last
-        if len(self._forms) > MAX_FORMS:
-            del self._forms[next(iter(self._forms))]
-        return form
+    def start(self, step: Step) -> None:
+        """Start a step; the one before must be done."""
+        sizes = len(step.ids), len(step.lens), len(step.rows)
+        bucket = self._bucket(sizes)
+        if bucket is None:
+            form = self._form(sizes)
+            form.upload(step)
+            self._run(form)
+            return
+        if bucket not in self._recorded:
+            form = self._form((bucket, bucket, bucket))
+            graph = self._device.record(lambda: self._run(form))
+            self._recorded[bucket] = Form(form.staged, form.sizes, graph)
+        form = self._recorded[bucket]
+        form.upload(step)
+        assert form.graph is not None
+        form.graph.replay()
 
-    def _bucket(self, size: int) -> Form:
-        form = self._recorded.get(size)
-        if form is None:
-            bound = self._bound((size, size, size))
-            graph = self._device.record(bound.launch)
-            form = self._recorded[size] = Form(bound.staged, bound.launches, graph, bound.numbers)
-        return form
+    def _bucket(self, sizes: tuple[int, int, int]) -> int | None:
+        """The size that a decode step is padded to."""
+        tokens = sizes[0]
+        if sizes != (tokens, tokens, tokens):
+            return None
+        return next((size for size in self._buckets if size >= tokens), None)
 
-    def _bound(self, sizes: tuple[int, int, int]) -> Form:
+    def _form(self, sizes: tuple[int, int, int]) -> Form:
         staged = self._area.lay_out(step_shapes(sizes, self._num_groups, self._width))
-        named = dict(zip("TRQ", sizes, strict=True)) | {
-            f"M{group}": self._width for group in range(self._num_groups)
-        }
-        launches = self._program.bind("forward", named, {**self._inputs, **staged.addresses})
-        return Form(staged, launches, None, self._numbers[: sizes[2]])
+        widths = {f"M{group}": self._width for group in range(self._num_groups)}
+        return Form(staged, dict(zip("TRQ", sizes, strict=True)) | widths)
+
+    def _run(self, form: Form) -> None:
+        self._program.run("forward", form.sizes, {**self._inputs, **form.staged.addresses})

@@ -5,10 +5,8 @@ Both have the same calls under other names. Every result is checked; an error na
 
 from __future__ import annotations
 
-import ctypes as c
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from runtime.errors import EngineError
@@ -20,24 +18,6 @@ class Unavailable(Exception):
 
 class OutOfMemory(Exception):
     """What a driver says where an allocation does not fit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Params:
-    """A launch's arguments as drivers read them: an array of addresses, each of eight bytes in `values`."""
-
-    values: c.Array[c.c_char]
-    addresses: c.Array[c.c_void_p]
-
-    @staticmethod
-    def of(data: bytes) -> Params:
-        values = c.create_string_buffer(data, len(data))
-        start, count = c.addressof(values), len(data) // 8
-        return Params(values, (c.c_void_p * count)(*(start + 8 * i for i in range(count))))
-
-    @property
-    def address(self) -> int:
-        return c.addressof(self.addresses)
 
 
 class Api(ABC):
@@ -73,10 +53,10 @@ class Api(ABC):
         """Let a kernel use more shared memory than one may without asking."""
 
     @abstractmethod
-    def launcher(
-        self, function: Any, grid: tuple[int, int, int], threads: int, shared_bytes: int, params: Params
-    ) -> Callable[[], None]:
-        """What starts a kernel with these arguments, which it keeps."""
+    def launch(
+        self, function: Any, grid: tuple[int, int, int], threads: int, shared_bytes: int, params: int
+    ) -> None:
+        """Start a kernel. params: the address of an array of the arguments' addresses; all is copied."""
 
     def allocate(self, num_bytes: int) -> int:
         """Raises OutOfMemory."""

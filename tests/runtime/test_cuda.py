@@ -17,7 +17,7 @@ import pytest
 from runtime import EngineError, ResourceError
 from runtime.gpu.cuda import CudaApi
 from runtime.gpu.device import KernelSpec
-from runtime.gpu.driver import DriverDevice, packed
+from runtime.gpu.driver import DriverDevice
 from runtime.gpu.hip import HipApi
 from runtime.gpu.vendor import Unavailable
 
@@ -113,29 +113,19 @@ def test_a_device_is_opened_with_a_context_and_a_stream(stub):
     ]
 
 
-def test_arguments_are_packed_in_the_signatures_order():
-    params = packed(SPEC, ARGS)
-    assert params.values.raw == PACKED
-    start = c.addressof(params.values)
-    assert list(params.addresses) == [start + 8 * i for i in range(len(ARGS) + 2)]
-
-
-def test_a_launch_reads_what_it_was_bound_to(stub, device):
+def test_a_launch_packs_its_arguments_in_the_signatures_order(stub, device):
     (kernel,) = device.load([SPEC])
-    assert stub.calls[0] == ("cuCtxSetCurrent", ("context",))
-    assert stub.calls[1:] == [
-        ("cuModuleLoadData", (SPEC.binary,)),
-        ("cuModuleGetFunction", ("module", b"linear_sym")),
-    ]
+    load, find = stub.calls[1:]
+    assert load == ("cuModuleLoadData", (SPEC.binary,))
+    assert find == ("cuModuleGetFunction", ("module", b"linear_sym"))
     stub.calls.clear()
-    start = device.bind(kernel, (7, 5, 3), ARGS)
-    assert not stub.calls
-    for _ in range(2):
-        start()
+    others = [8 if isinstance(arg, int) else 1.5 for arg in ARGS]
+    for args in (ARGS, others):
+        device.launch(kernel, (7, 5, 3), args)
     for name, args in stub.calls:
         assert name == "cuLaunchKernel"
         assert (*args[:9], args[10]) == ("function", 7, 5, 3, 128, 1, 1, 0, "stream", 0)
-    assert stub.launched == [PACKED, PACKED]
+    assert stub.launched == [PACKED, struct.pack("<Qi4xf4xQqI4xQQ", *others, 0, 0)]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +135,7 @@ def test_more_shared_memory_is_asked_for(stub, device, shared, asks):
     (kernel,) = device.load([replace(SPEC, shared_bytes=shared)])
     asked = [args for name, args in stub.calls if name == "cuFuncSetAttribute"]
     assert asked == ([("function", 8, shared)] if asks else [])
-    device.bind(kernel, (1, 1, 1), ARGS)()
+    device.launch(kernel, (1, 1, 1), ARGS)
     assert stub.calls[-1][1][7] == shared
 
 
@@ -170,9 +160,8 @@ def test_copies_are_asynchronous_and_on_the_stream(stub, device):
 
 def test_launches_are_captured_and_replayed_as_one(stub, device):
     (kernel,) = device.load([SPEC])
-    starts = [device.bind(kernel, (1, 1, 1), ARGS) for _ in range(3)]
     stub.calls.clear()
-    graph = device.record(lambda: [start() for start in starts] and None)
+    graph = device.record(lambda: [device.launch(kernel, (1, 1, 1), ARGS) for _ in range(3)] and None)
     captured = ["cuStreamBeginCapture", *["cuLaunchKernel"] * 3, "cuStreamEndCapture"]
     assert stub.names() == [*captured, "cuGraphInstantiate", "cuGraphDestroy"]
     graph.replay()
@@ -182,10 +171,9 @@ def test_launches_are_captured_and_replayed_as_one(stub, device):
 
 def test_a_failed_capture_is_ended(stub, device):
     (kernel,) = device.load([SPEC])
-    start = device.bind(kernel, (1, 1, 1), ARGS)
     stub.fails["cuLaunchKernel"] = Code.CUDA_ERROR_ILLEGAL_ADDRESS
     with pytest.raises(EngineError, match="cuLaunchKernel failed: CUDA_ERROR_ILLEGAL_ADDRESS, in words"):
-        device.record(start)
+        device.record(lambda: device.launch(kernel, (1, 1, 1), ARGS))
     assert "cuStreamEndCapture" in stub.names()
 
 
@@ -202,7 +190,7 @@ def test_a_thread_enters_the_context_once(stub, device):
 
 def test_everything_is_given_back(stub, device):
     (kernel,) = device.load([SPEC])
-    graph = device.record(device.bind(kernel, (1, 1, 1), ARGS))
+    graph = device.record(lambda: device.launch(kernel, (1, 1, 1), ARGS))
     graph.replay()
     kept, freed = device.allocate(64, "data"), device.allocate(64, "data")
     device.free(freed)
@@ -334,8 +322,7 @@ def test_hip_works_alike():
     device = DriverDevice(api)
     assert device.free_memory() == 80
     (kernel,) = device.load([SPEC])
-    start = device.bind(kernel, (7, 5, 3), ARGS)
-    graph = device.record(start)
+    graph = device.record(lambda: device.launch(kernel, (7, 5, 3), ARGS))
     name, args = next(call for call in stub.calls if call[0] == "hipModuleLaunchKernel")
     assert (*args[:9], args[10]) == (13, 7, 5, 3, 256, 1, 1, 0, 11, None) and stub.launched == [PACKED]
     assert stub.hipModuleLaunchKernel.argtypes[1] is c.c_uint

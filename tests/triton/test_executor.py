@@ -97,7 +97,7 @@ def test_steps_are_the_references(model: TritonModel, tmp_path: Path) -> None:
         got = executor.download(executor.forward(packed(chunks)))
         want, states = reference_step(model.graph, model.weights, states, chunks)
         assert got.shape == want.shape and np.abs(got - want).max() < 1e-5 * want.std()
-    assert list(executor._forms._recorded) == [4]
+    assert list(executor._steps._recorded) == [4]
     executor.close()
 
 
