@@ -28,9 +28,10 @@ def linear(ctx: Context, op: Op) -> list[Case]:
     """A launch for each range of rows that has a tile of its own."""
     needs(op, DType.F32, DType.BF16, DType.F16)
     sizes = _sizes(op)
+    args = _operands(ctx, op, sizes)
     tiles = linear_tiles(
         ctx.device, sizes.n, sizes.k, gated=attribute(op, "gated"), wide=_is_wide(ctx, op),
-        invariant=ctx.invariant,
+        aligned=all(args[name].aligned for name in ("x", "w", "K", "x_ld", "w_ld")), invariant=ctx.invariant,
     )  # fmt: skip
     if isinstance(sizes.rows, int):
         rows = sizes.rows
@@ -60,6 +61,7 @@ def linear_launch(ctx: Context, op: Op, tile: LinearTile) -> Launch:
         "BLOCK_K": tile.k,
         "GROUP": tile.group,
         "PARTS": tile.parts,
+        "CLAMPED": tile.clamped,
         "EVEN_N": sizes.n % tile.n == 0,
         "EVEN_K": sizes.k % tile.k == 0,
     }

@@ -35,7 +35,9 @@ class LinearTile:
     """m rows by n columns, k of K at a time. A gated linear's tile has n columns of either half.
 
     parts: how many pieces of its columns a program finishes one after the other (1 or 2).
-    group: tiles of rows that run together under the same columns.
+    group: tiles of rows that run together under the same columns. clamped: rows past the last are read as the
+    last, without a mask: AMD's masked loads are branches, and its L1 merges reads of one row. On NVIDIA a
+    masked copy to shared memory reads nothing.
     """
 
     m: int
@@ -45,22 +47,32 @@ class LinearTile:
     num_stages: int
     parts: int = 1
     group: int = 8
+    clamped: bool = False
 
 
 def linear_tiles(
-    device: Device, n: int, k: int, *, gated: bool, wide: bool, invariant: bool = False
+    device: Device,
+    n: int,
+    k: int,
+    *,
+    gated: bool = False,
+    wide: bool = False,
+    aligned: bool = True,
+    invariant: bool = False,
 ) -> list[tuple[int | None, LinearTile]]:
     """(most rows, tile) for steps of growing size; the last is for all others.
 
-    n: columns of y. wide: whether factors are multiplied as f32. invariant: one tile for all steps.
+    n: columns of y. wide: whether factors are multiplied as f32. aligned: whether every row of x and w can be
+    read 16 bytes at a time. invariant: one tile for all steps.
     """
     if device.interpreted:
-        found = [(most, _interpreted(n, k, rows)) for most, rows in ((16, 16), (None, 64))]
-    else:
-        listed = [_gated(t) if gated else t for t in TILES[device.arch, wide]]
-        found = [
-            (most, _fit_k(_widest(device, _of_rows(listed, rows), n, rows), k)) for most, rows in DESIGN_ROWS
-        ]
+        ranges = [(None, 1)] if invariant else [(16, 16), (None, 64)]
+        return [(most, _interpreted(n, k, rows)) for most, rows in ranges]
+    listed = TILES[device.arch, wide] if aligned else UNALIGNED
+    listed = [_gated(t) if gated else t for t in listed]
+    found = [
+        (most, _fit_k(_widest(device, _of_rows(listed, rows), n, rows), k)) for most, rows in DESIGN_ROWS
+    ]
     if invariant:
         return [(None, found[1][1])]
     last_of_its_kind = [
@@ -97,10 +109,19 @@ def _fit_k(tile: LinearTile, k: int) -> LinearTile:
 
 
 def _interpreted(n: int, k: int, rows: int) -> LinearTile:
-    """For the interpreter, whose time goes by programs and not by their work."""
+    """For the interpreter, whose time goes by programs and not by their work.
+
+    It multiplies by numpy's matmul, in which a row's bits depend on its place in a tile: invariant tiles have
+    one row there. On a device all rows of a tile are summed alike.
+    """
     return LinearTile(rows, min(2048, power_of_two(n)), min(1024, power_of_two(k)), 1, 1)
 
 
+# Rows that are not aligned are read element by element, through registers: small tiles, whatever the device.
+UNALIGNED = (
+    LinearTile(64, 64, 32, 8, 2),
+    LinearTile(16, 32, 64, 4, 2),
+)
 # By architecture and width of the factors, from wide to narrow: m, n, k, warps, stages, parts.
 TILES: dict[tuple[str, bool], tuple[LinearTile, ...]] = {
     ("sm_80", False): (
@@ -134,25 +155,25 @@ TILES: dict[tuple[str, bool], tuple[LinearTile, ...]] = {
         LinearTile(64, 64, 32, 4, 3),
         LinearTile(64, 32, 32, 4, 4),
         LinearTile(16, 64, 64, 4, 5),
-        LinearTile(16, 32, 128, 4, 4),
+        LinearTile(16, 32, 128, 4, 5),
         LinearTile(16, 16, 128, 2, 5),
     ),
     ("gfx942", False): (
-        LinearTile(128, 128, 64, 8, 2),
-        LinearTile(64, 128, 64, 4, 2),
-        LinearTile(64, 64, 64, 4, 2),
-        LinearTile(64, 32, 128, 4, 2),
-        LinearTile(16, 64, 128, 4, 2),
-        LinearTile(16, 32, 256, 4, 2),
-        LinearTile(16, 16, 256, 2, 2),
+        LinearTile(128, 128, 64, 8, 2, clamped=True),
+        LinearTile(64, 128, 64, 4, 2, clamped=True),
+        LinearTile(64, 64, 64, 4, 2, clamped=True),
+        LinearTile(64, 32, 128, 4, 2, clamped=True),
+        LinearTile(16, 64, 128, 4, 2, clamped=True),
+        LinearTile(16, 32, 256, 4, 2, clamped=True),
+        LinearTile(16, 16, 512, 2, 2, clamped=True),
     ),
     ("gfx942", True): (
-        LinearTile(128, 128, 32, 8, 2),
-        LinearTile(64, 64, 32, 4, 2),
-        LinearTile(64, 32, 32, 4, 2),
-        LinearTile(16, 64, 64, 4, 2),
-        LinearTile(16, 32, 128, 4, 2),
-        LinearTile(16, 16, 128, 2, 2),
+        LinearTile(128, 128, 32, 8, 2, clamped=True),
+        LinearTile(64, 64, 32, 4, 2, clamped=True),
+        LinearTile(64, 32, 32, 4, 2, clamped=True),
+        LinearTile(16, 64, 64, 4, 2, clamped=True),
+        LinearTile(16, 32, 128, 4, 2, clamped=True),
+        LinearTile(16, 16, 256, 2, 2, clamped=True),
     ),
 }  # fmt: skip
 TILES |= {("sm_100", wide): TILES["sm_90", wide] for wide in (False, True)}
