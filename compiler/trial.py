@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -112,7 +113,7 @@ def logits_of(artifact: Artifact, target: str) -> Array:
     batch = trial_batch(artifact)
     blocks = [1 + sum(-(-n // g.block) for n in batch.lengths) for g in artifact.manifest.kv_groups]
     limits = Limits(sum(batch.lengths), len(batch.lengths), sum(batch.lengths))
-    executor = _open(artifact, target, limits, blocks)
+    executor = open_executor(artifact, target, limits, blocks)
     logits = np.zeros((sum(batch.lengths), artifact.manifest.model.vocab_size), np.float32)
     try:
         for chunks, step in zip(batch.steps, _steps(artifact, batch), strict=True):
@@ -123,7 +124,8 @@ def logits_of(artifact: Artifact, target: str) -> Array:
     return logits
 
 
-def _open(artifact: Artifact, target: str, limits: Limits, num_blocks: list[int]) -> Executor:
+def open_executor(artifact: Artifact, target: str, limits: Limits, num_blocks: Sequence[int]) -> Executor:
+    """A target's executor in this process. Raises ResourceError where the machine lacks what it needs."""
     if target == "cpu":
         return CpuExecutor(artifact, limits, num_blocks, threads=2)
     device, compiled = open_target(artifact, cast(GpuTarget, artifact.target(target)))

@@ -13,8 +13,11 @@ ONE_DAY_S = 24 * 60 * 60
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The same source is built once a run, whichever of its processes wants it."""
+    """The same source is built once a run, whichever of its processes wants it. Triton, which decides when it
+    is imported and which torch imports too, interprets in all of them: it compiles in processes of its own.
+    """
     os.environ.setdefault("OCTAVO_CACHE", str(OBJECTS))
+    os.environ["TRITON_INTERPRET"] = "1"
     if not hasattr(config, "workerinput"):
         for old in OBJECTS.glob("*"):
             if time.time() - old.stat().st_mtime > ONE_DAY_S:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from compiler.trial import open_executor
 from runtime.artifact import Artifact
-from runtime.cpu import CpuExecutor
+from runtime.executor import Executor
 from runtime.scheduler import Limits
 from runtime.step import Step
 
@@ -22,8 +23,8 @@ def unchanged(step: Step) -> Step:
 class Stepper:
     """One sequence over blocks in a scrambled order, so that ignoring the block table is found out."""
 
-    def __init__(self, engine: Path, max_tokens: int = 512) -> None:
-        self.artifact = Artifact.open(engine)
+    def __init__(self, engine: Path, max_tokens: int = 512, target: str = "cpu") -> None:
+        self.artifact, self.target = Artifact.open(engine), target
         self.num_groups = len(self.artifact.manifest.kv_groups)
         self.block = self.artifact.manifest.kv_groups[0].block
         self.max_tokens = max_tokens
@@ -56,7 +57,7 @@ class Stepper:
         found: list[list[np.ndarray]] = [[] for _ in prompts]
         total = sum(map(len, prompts))
         limits = Limits(max_step_tokens=total, max_requests=len(prompts), score_rows=total)
-        executor = CpuExecutor(self.artifact, limits, [len(blocks)] * self.num_groups, threads=2)
+        executor = open_executor(self.artifact, self.target, limits, [len(blocks)] * self.num_groups)
         try:
             for chunks in steps:
                 logits = executor.download(executor.forward(self._packed(prompts, chunks, tables)))
@@ -86,10 +87,10 @@ class Stepper:
             tables=[np.ascontiguousarray(tables[[p for p, _, _ in chunks]])] * self.num_groups,
         )
 
-    def _open(self) -> CpuExecutor:
+    def _open(self) -> Executor:
         """An executor with an empty cache."""
         limits = Limits(max_step_tokens=self.max_tokens, max_requests=1, score_rows=self.max_tokens)
-        return CpuExecutor(self.artifact, limits, [self.num_blocks] * self.num_groups, threads=2)
+        return open_executor(self.artifact, self.target, limits, [self.num_blocks] * self.num_groups)
 
     def _step(self, chunk: Sequence[int], computed: int) -> Step:
         count = len(chunk)

@@ -1,0 +1,68 @@
+"""Whole small models through compiler and executors: GPUs' kernels, in Triton's interpreter, beside the CPU's,
+which tests/model compares with transformers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+
+import compiler
+import compiler.trial
+from tests.model import tiny
+from tests.model.harness import Stepper
+
+TARGETS = ("cpu", "triton-interpret")
+NAMES = ("llama", "gemma2", "gpt2", "qwen3")
+TWO_LAYERS = {"gemma2": dict(num_hidden_layers=2)}  # one of them with a window of 12
+TOLERANCE = 1e-4  # of the logits' standard deviation
+
+# Tokens of each request in each of 16 steps: prompts in chunks beside decode steps, over several blocks.
+COUNTS = (
+    (9, 7, *[1] * 14),
+    (0, 5, 1, 1, 13, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1),
+    (0, 0, 0, 1, 2, 1, 17, 1, 1, 0, 1, 1, 0, 1, 3, 1),
+)
+
+
+def steps() -> list[list[tuple[int, int, int]]]:
+    """Chunks (request, first, last) of every step; the order of the requests changes from step to step."""
+    ends = np.cumsum(COUNTS, axis=1)
+    found = []
+    for step in range(len(COUNTS[0])):
+        order = np.roll(np.arange(len(COUNTS)), step)
+        found.append(
+            [
+                (int(r), int(ends[r][step]) - COUNTS[r][step], int(ends[r][step]))
+                for r in order
+                if COUNTS[r][step]
+            ]
+        )
+    return found
+
+
+def checkpoint(name: str, directory: Path) -> Path:
+    config = transformers.AutoConfig.for_model(name, **tiny.CONFIGS[name] | TWO_LAYERS.get(name, {}))
+    transformers.set_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    tiny.randomize(model)
+    model.float().save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_those_of_the_cpu_target(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler.trial, "MAX_INTERPRETED", 0)  # the compile's own trial: this one is longer
+    source = checkpoint(name, tmp_path / name)
+    out = compiler.compile(source, tmp_path / "m.octavo", target=TARGETS, isa=tiny.ISA)
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(0, tiny.VOCAB, sum(counts)).tolist() for counts in COUNTS]
+    expected, found = (Stepper(out, target=target).batch(prompts, steps()) for target in TARGETS)
+    for request, (want, have) in enumerate(zip(expected, found, strict=True)):
+        assert len(want) == len(prompts[request])
+        assert np.abs(want - have).max() < TOLERANCE * want.std(), request
