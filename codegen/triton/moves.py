@@ -194,13 +194,16 @@ def constant(ctx: Context, op: Op) -> list[Case]:
     """iota, full and dim whose size is only known at run time."""
     count, out = product(shape_of(op.out)), Array(ctx.pointer(op.out), 1, ())
     arrays = {"out": out}
+    widened = (
+        ".to(tl.float32)" if dtype_of(op.out).is_float else ""
+    )  # the interpreter has no way from i64 to bf16
     if op.kind == "dim":
         value = Array(ctx.size(op.attr("size")), 0, ())
         return launch_loop(
-            ctx, "dim", (1,), {"value": value, **arrays}, lambda tile: [tile.store("out", "value")]
+            ctx, "dim", (1,), {"value": value, **arrays}, lambda tile: [tile.store("out", f"value{widened}")]
         )
     if op.kind == "iota":
-        return launch_loop(ctx, "iota", (count,), arrays, lambda tile: [tile.store("out", "row")])
+        return launch_loop(ctx, "iota", (count,), arrays, lambda tile: [tile.store("out", f"row{widened}")])
     value = op.attr("value")
     number = literal(float(value)) if dtype_of(op.out).is_float else literal(value)
     return launch_loop(ctx, "full", (count,), arrays, lambda tile: [tile.store("out", number)])

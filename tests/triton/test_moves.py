@@ -68,9 +68,13 @@ def stacked(b: GraphBuilder) -> list[Value]:
 
 def constants(b: GraphBuilder) -> list[Value]:
     full = b.op("full", shape=(T, 3), value=-2.5)
-    numbers = [b.op("iota", size=T, dtype=d) for d in ("i32", "i64", "f32")]
-    size = b.op("dim", size=T + 3, dtype="i64")
-    return [full, *(b.op("reshape", n, shape=(T, 1)) for n in numbers), b.op("expand", size, shape=(T, 2))]
+    numbers = [b.op("iota", size=T, dtype=d) for d in ("i32", "i64", "f32", "bf16")]
+    size, narrow = b.op("dim", size=T + 3, dtype="i64"), b.op("dim", size=T, dtype="bf16")
+    return [
+        full,
+        *(b.op("reshape", n, shape=(T, 1)) for n in numbers),
+        *(b.op("expand", s, shape=(T, 2)) for s in (size, narrow)),
+    ]
 
 
 def reshaped(b: GraphBuilder) -> list[Value]:
