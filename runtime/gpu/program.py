@@ -72,10 +72,12 @@ class Program:
             name: [_choices(entry, handles, memory) for entry in plan.sections[name]] for name in given
         }
 
-    def run(self, section: str, sizes: Sizes, arrays: Mapping[str, int]) -> None:
-        """Start a section's launches. arrays: addresses by name."""
-        launch = self._launch
-        for choices in self._sections[section]:
+    def run(
+        self, section: str, sizes: Sizes, arrays: Mapping[str, int], only: Sequence[int] | None = None
+    ) -> None:
+        """Start a section's launches. arrays: addresses by name. only: numbers of its entries, not all."""
+        launch, entries = self._launch, self._sections[section]
+        for choices in entries if only is None else [entries[number] for number in only]:
             for call in _chosen(choices, sizes):
                 x, y, z = call.grid
                 grid = evaluate(x, sizes), evaluate(y, sizes), evaluate(z, sizes)
