@@ -183,6 +183,29 @@ def test_filtered_tokens_are_the_definitions(make: Make) -> None:
     np.testing.assert_allclose(got["sampled_logprobs"], logprobs, rtol=1e-6, atol=1e-6)
 
 
+def telling_seeds(row: Array, setting: Setting) -> list[int]:
+    """Seeds with which the last token that is kept has the most noise, and the first that is not."""
+    noisiest: dict[int, int] = {}
+    kept = sampler.kept(row, setting["temperature"], int(setting.get("top_k", 0)), setting.get("top_p", 1.0))
+    order, count = np.argsort(-row.astype(np.float64), kind="stable"), int(kept.sum())
+    for seed in range(4000):
+        noisy = row / setting["temperature"] + sampler.gumbel(len(row), seed, 0, 0)
+        noisiest.setdefault(int(np.argmax(noisy[order[: count + 1]])), seed)
+    return [noisiest[count - 1], noisiest[count]]
+
+
+@pytest.mark.parametrize("setting", [{"top_k": 10}, {"top_p": 0.625}, {"top_k": 20, "top_p": 0.75}], ids=str)
+def test_no_token_more_and_none_less_is_kept(make: Make, setting: Setting) -> None:
+    """Logits of few values, so that many are equal, over three splits."""
+    row = np.round(random_logits(1, 150, seed=8)[0] * 4) / 4
+    rows: list[Setting] = [
+        {**setting, "temperature": 2.0, "seed": seed}
+        for seed in telling_seeds(row, {**setting, "temperature": 2.0})
+    ]
+    got = make(150, block=64).run("sample", np.stack([row, row]), rows)["sampled_ids"].tolist()
+    assert got == [sampler.sample(row, **s) for s in rows]  # type: ignore[arg-type]
+
+
 def test_a_search_in_steps_of_four_bits_over_many_splits(make: Make) -> None:
     """The tile that devices have, but for its block. The logits are integers: many are equal."""
     rows = [{"temperature": 0.8, "top_k": 60, "top_p": 0.9, "seed": 3}, {"top_p": 0.9, "seed": 2**64 - 1}]
@@ -325,14 +348,13 @@ def test_a_row_without_an_order_has_no_token(make: Make, section: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("vocab", "block", "width"), [(37, 16, 1), (100, 64, 20), (37, 64, 40), (1000, 512, 1000)]
+    ("vocab", "block", "width"), [(37, 16, 1), (100, 64, 45), (37, 64, 40), (1000, 512, 1000)]
 )
 def test_the_likeliest_are_the_definitions(make: Make, vocab: int, block: int, width: int) -> None:
-    logits = np.stack(
-        [random_logits(1, vocab, seed=2)[0], adversarial("ties", vocab), adversarial("half -inf", vocab)]
-    )
-    got = make(vocab, block).run("top", logits, [{}] * 3, width)
-    for q in range(3):
+    kinds = ["ties", "half -inf", "zeros", "tiny differences"]
+    logits = np.stack([random_logits(1, vocab, seed=2)[0], *(adversarial(kind, vocab) for kind in kinds)])
+    got = make(vocab, block).run("top", logits, [{}] * 5, width)
+    for q in range(5):
         ids, logprobs = sampler.top(logits[q], width)
         beyond = width - len(ids)
         assert got["top_ids"][q].tolist() == ids.tolist() + [-1] * beyond
