@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import shutil
@@ -36,12 +37,16 @@ def compiler_key() -> str:
 
 
 def compiled(source: Path, dtype: str, isa: list[str] | None = None) -> Path:
+    """The artifact, which one of the run's processes compiles while the others wait."""
     out = CACHE / compiler_key() / f"{source.stem}.{dtype}.octavo"
-    if not (out / "manifest.json").is_file():
-        for old in sorted(CACHE.glob("*"), key=lambda p: p.stat().st_mtime)[:-2]:  # of earlier compilers
-            shutil.rmtree(old)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        compiler.compile(source, out, dtype=dtype, isa=isa)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE.parent / "tests.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (out / "manifest.json").is_file():
+            for old in sorted(CACHE.glob("*"), key=lambda p: p.stat().st_mtime)[:-2]:  # of earlier compilers
+                shutil.rmtree(old)
+            out.parent.mkdir(parents=True, exist_ok=True)
+            compiler.compile(source, out, dtype=dtype, isa=isa)
     return out
 
 
