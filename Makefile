@@ -12,7 +12,7 @@ DEMO_BF16_ENGINE := build/smollm2-bf16.octavo
 COMPILER_FILES := $(shell find compiler ir passes codegen -name '*.py' -o -name '*.h' -o -name '*.cpp')
 
 QUICK_TESTS := tests/ir tests/passes tests/compiler tests/runtime tests/benchmarks tests/test_layering.py
-SLOW_TESTS := tests/model tests/importers tests/codegen tests/cli
+SLOW_TESTS := tests/model tests/triton tests/importers tests/codegen tests/cli
 # Files start in this order: the longest first.
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 PEERS := llamacpp openvino ortgenai vllm

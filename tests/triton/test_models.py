@@ -1,5 +1,5 @@
-"""Whole small models through compiler and executors: GPUs' kernels, in Triton's interpreter, beside the CPU's,
-which tests/model compares with transformers.
+"""Whole small models through compiler and executors: kernels for GPUs, in Triton's interpreter, beside the
+CPU's, which tests/model compares with transformers.
 """
 
 from __future__ import annotations
