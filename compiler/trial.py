@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,6 +35,7 @@ from runtime.step import Step
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_INTERPRETED = 2000  # programs that are worth waiting for: they take some 10 ms each
+TIMEOUT_S = 900  # far above what MAX_INTERPRETED programs take
 ROOT = Path(__file__).parent.parent
 
 
@@ -69,6 +71,8 @@ def check_runnable(artifact: Artifact, target: str) -> None:
         return
     gpu = cast(GpuTarget, artifact.target(target))
     if gpu.backend == "interpret":
+        if find_spec("triton") is None:
+            raise NotRun("Triton is not installed: pip install 'octavo[triton]'")
         count = num_programs(artifact, gpu)
         if count > MAX_INTERPRETED:
             raise NotRun(f"{count:,} programs would take the interpreter minutes")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import compiler
 import runtime
 from codegen import triton
 from compiler.artifact import ArtifactWriter
+from compiler.check import CheckError
 from compiler.driver import Compile, Options
 from compiler.errors import CompileError
 from compiler.progress import Progress
@@ -130,6 +133,29 @@ def test_every_stage_is_kept_once(engine: Path) -> None:
     assert [path.name for path in sorted((engine.parent / "ir").iterdir())] == [Path(f).name for f in files]
 
 
+@pytest.mark.parametrize(
+    ("instead", "said"),
+    [
+        ("tl.sqrt(", "the compiled forward for triton-interpret gives logits that differ by"),
+        ("tl.no_such_thing(", "the compiled forward for triton-interpret fails: rms_norm.0: "),
+    ],
+)
+def test_a_wrong_kernel_is_noticed(
+    instead: str, said: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate = triton.generate
+
+    def wrong(*args: Any, **options: Any) -> triton.Generated:
+        made = generate(*args, **options)
+        assert "tl.rsqrt(" in made.source
+        return replace(made, source=made.source.replace("tl.rsqrt(", instead))
+
+    monkeypatch.setattr(triton, "generate", wrong)
+    with pytest.raises((CheckError, CompileError), match=re.escape(said)):
+        compiler.compile(checkpoint, tmp_path / "m.octavo", target="triton-interpret", check=True)
+    assert not list(tmp_path.iterdir())
+
+
 def test_targets_share_a_file_of_weights(tmp_path: Path) -> None:
     """Each array is there once, row after row, and each target finds its own by its order."""
     b, _ = paged_builder()
@@ -138,7 +164,7 @@ def test_targets_share_a_file_of_weights(tmp_path: Path) -> None:
     graph = lower(b.graph([b.op("linear", b.op("linear", x, first), second)]), "gpu")
     arrays = random_weights(graph, np.random.default_rng(0))
     one, other = (triton.generate(graph, triton.find_device(name)) for name in ("cuda:sm_80", "hip:gfx942"))
-    other = type(other)(**vars(other) | {"weights": other.weights[::-1]})
+    other = replace(other, weights=other.weights[::-1])
     triton.pack([one, other], Arrays(arrays), tmp_path / "w", lambda done, total: None)
     stored = load_file(tmp_path / "w")
     assert {name for name in stored if not name.startswith("filler.")} == set(one.weight_order)
