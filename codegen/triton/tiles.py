@@ -96,7 +96,7 @@ def _widest(device: Device, listed: Sequence[LinearTile], n: int, rows: int) -> 
 
 def _gated(tile: LinearTile) -> LinearTile:
     """The same tile cut in halves, gate and up."""
-    return replace(tile, n=max(16, tile.n // 2), parts=1)
+    return replace(tile, n=max(16, tile.n // 2))
 
 
 def _fit_k(tile: LinearTile, k: int) -> LinearTile:
@@ -126,7 +126,7 @@ UNALIGNED = (
 TILES: dict[tuple[str, bool], tuple[LinearTile, ...]] = {
     ("sm_80", False): (
         LinearTile(128, 128, 64, 8, 3),
-        LinearTile(64, 128, 64, 4, 4),
+        LinearTile(64, 128, 64, 4, 4, parts=2),
         LinearTile(64, 64, 64, 4, 4),
         LinearTile(64, 32, 128, 4, 4),
         LinearTile(16, 64, 128, 4, 5),
@@ -151,7 +151,7 @@ TILES: dict[tuple[str, bool], tuple[LinearTile, ...]] = {
         LinearTile(16, 16, 256, 2, 6),
     ),
     ("sm_90", True): (
-        LinearTile(128, 128, 32, 8, 3),
+        LinearTile(128, 128, 32, 8, 3, parts=2),
         LinearTile(64, 64, 32, 4, 3),
         LinearTile(64, 32, 32, 4, 4),
         LinearTile(16, 64, 64, 4, 5),
