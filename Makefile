@@ -1,4 +1,5 @@
 # install: .venv with everything · demo: a real model compiled and run · test: lint and tests · bench: throughput against the machine's bounds
+# gpu-tables: docs/gpu.md's list of kernels (needs no GPU) · bench-gpu: benchmarks on this machine's GPU
 # bench-llamacpp, bench-openvino, bench-ortgenai, bench-vllm: beside another engine
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -17,7 +18,7 @@ SLOW_TESTS := tests/model tests/triton tests/importers tests/codegen tests/cli
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 PEERS := llamacpp openvino ortgenai vllm
 
-.PHONY: install model demo lint test test-quick test-slow bench bench-engines $(PEERS:%=bench-%) clean
+.PHONY: install model demo lint test test-quick test-slow bench bench-engines gpu-tables bench-gpu $(PEERS:%=bench-%) clean
 
 install: .venv/installed
 
@@ -62,6 +63,12 @@ test-slow: .venv/installed $(DEMO_GGUF)
 bench: $(DEMO_ENGINE)/manifest.json
 	$(BIN)/octavo bench $(DEMO_ENGINE)
 	$(BIN)/octavo profile $(DEMO_ENGINE)
+
+gpu-tables: .venv/installed
+	$(BIN)/python benchmarks/gpu.py --tables
+
+bench-gpu: .venv/installed
+	$(BIN)/python benchmarks/gpu.py $(BENCH_OPTIONS)
 
 bench-engines: $(DEMO_ENGINE)/manifest.json $(DEMO_BF16_ENGINE)/manifest.json
 
