@@ -19,8 +19,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("OCTAVO_CACHE", str(OBJECTS))
     os.environ["TRITON_INTERPRET"] = "1"
     if not hasattr(config, "workerinput"):
-        for old in OBJECTS.glob("*"):
-            if time.time() - old.stat().st_mtime > ONE_DAY_S:
+        for old in OBJECTS.rglob("*"):
+            if old.is_file() and time.time() - old.stat().st_mtime > ONE_DAY_S:
                 old.unlink(missing_ok=True)
 
 
