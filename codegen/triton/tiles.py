@@ -141,7 +141,7 @@ TILES: dict[tuple[str, bool], tuple[LinearTile, ...]] = {
         LinearTile(64, 32, 32, 4, 4),
         LinearTile(16, 64, 64, 4, 4),
         LinearTile(16, 32, 128, 4, 4),
-        LinearTile(16, 16, 128, 2, 4),
+        LinearTile(16, 16, 64, 2, 8),
     ),
     ("sm_90", False): (
         LinearTile(128, 256, 64, 8, 4, parts=2),
@@ -159,7 +159,7 @@ TILES: dict[tuple[str, bool], tuple[LinearTile, ...]] = {
         LinearTile(64, 32, 32, 4, 4),
         LinearTile(16, 64, 64, 4, 5),
         LinearTile(16, 32, 128, 4, 5),
-        LinearTile(16, 16, 128, 2, 5),
+        LinearTile(16, 16, 64, 2, 8),
     ),
     ("gfx942", False): (
         LinearTile(128, 128, 64, 8, 2, clamped=True),
