@@ -15,12 +15,12 @@ parts with the same tiles and arithmetic, and a token's bits do not depend on wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
 from codegen.kv_block import block_bytes, stream_offsets
-from codegen.triton.attention_tiles import COMBINED_ROWS, AttentionTile, decode_tile, prefill_tile
+from codegen.triton.attention_tiles import COMBINED_ROWS, AttentionTile, attention_tiles
 from codegen.triton.context import Context, dtype_of, literal, refuse, shape_of
 from codegen.triton.launch import Arg, Case, Expr, Launch, cdiv, expression
 from codegen.triton.masks import Mask
@@ -98,20 +98,17 @@ class Attention:
         return self.scratch_rows // self.group
 
     @cached_property
-    def prefill(self) -> AttentionTile:
-        key, value = self.kv.streams[:2]
-        width = power_of_two(max(key.head_size, value.head_size))
-        element_bytes = max(key.dtype.size_bytes, value.dtype.size_bytes)
-        return prefill_tile(self.ctx.device, width, element_bytes)
-
-    @cached_property
-    def decode(self) -> AttentionTile:
+    def tiles(self) -> tuple[AttentionTile, AttentionTile]:
+        """Prefill's and decode's."""
+        streams = self.kv.streams[:2]
+        width = power_of_two(max(s.head_size for s in streams))
+        element_bytes = max(s.dtype.size_bytes for s in streams)
+        prefill, decode, invariant = attention_tiles(self.ctx.device, width, element_bytes)
         if self.ctx.invariant:
-            return self.prefill
-        key, value = self.kv.streams[:2]
-        width = power_of_two(max(key.head_size, value.head_size))
-        element_bytes = max(key.dtype.size_bytes, value.dtype.size_bytes)
-        return decode_tile(self.ctx.device, width, element_bytes, self.scratch_rows)
+            return invariant, invariant
+        if self.scratch_rows <= decode.rows:
+            return prefill, replace(decode, rows=self.scratch_rows)
+        return prefill, decode if prefill.rows <= decode.rows else prefill
 
     def parts(self, tile: AttentionTile) -> int:
         """Tiles that it takes for one token's query heads."""
@@ -121,22 +118,24 @@ class Attention:
 
     @cached_property
     def least_tiles(self) -> int:
-        return max(1, LEAST_PART // self.decode.keys)
+        return max(1, LEAST_PART // self.tiles[1].keys)
 
     @cached_property
     def split_tiles(self) -> int | None:
         """Tiles of keys in a part, where all parts are equal."""
-        tiles = -(-self.context_tokens // self.decode.keys)
+        tiles = -(-self.context_tokens // self.tiles[1].keys)
         return max(self.least_tiles, -(-tiles // SPLITS)) if self.ctx.invariant else None
 
     @cached_property
     def splits(self) -> int:
         """The most parts that a request's keys may have."""
-        tiles = -(-self.context_tokens // self.decode.keys)
+        tiles = -(-self.context_tokens // self.tiles[1].keys)
         if self.split_tiles is not None:
             return -(-tiles // self.split_tiles)
         seen = [n for n in (self.mask.keys.window, self.mask.keys.chunk) if n is not None]
-        seen_tiles = -(-(min(seen, default=self.context_tokens) + self.decode_tokens) // self.decode.keys) + 1
+        seen_tiles = (
+            -(-(min(seen, default=self.context_tokens) + self.decode_tokens) // self.tiles[1].keys) + 1
+        )
         return min(SPLITS, -(-min(tiles, seen_tiles) // self.least_tiles))
 
     # --- what templates are filled in with
@@ -248,7 +247,7 @@ class Attention:
         return {"requests": self.ctx.size(self.requests), "table_width": self.ctx.size(width)}
 
     def prefill_launch(self) -> Launch:
-        tile = self.prefill
+        tile = self.tiles[0]
         hooks = self.kernel_hooks(tile)
         tiles: Expr = ("+", ("//", self.num_tokens, hooks["tokens"]), self.requests)
         return self.ctx.launch(
@@ -262,7 +261,7 @@ class Attention:
         )
 
     def decode_launches(self) -> tuple[Launch, ...]:
-        tile = self.decode
+        tile = self.tiles[1]
         hooks = self.kernel_hooks(tile)
         partial = {"partial": self.ctx.scratch(self.op)}
         decode = self.ctx.launch(
