@@ -86,6 +86,7 @@ class Core:
             return False
         step = self._buffers.pack(chunks)
         try:
+            self.scheduler.swap.move()
             results = self._results(chunks, self._forward(step))
             self._advance(chunks, start)
         except Exception as error:

@@ -22,6 +22,7 @@ from runtime.sampling import Sampling, fresh_seed
 from runtime.scheduler import Limits, Scheduler
 from runtime.sequence import Sequence
 from runtime.step import StepBuffers
+from runtime.swap import Swap
 from runtime.tokenizer import Tokenizer
 
 
@@ -40,6 +41,7 @@ class Stats:
     preemptions: int
     prefix_hit_tokens: int
     copied_blocks: int
+    swapped_blocks: int  # kept on the host when their request was preempted
     evicted_blocks: int
     running: int
     waiting: int
@@ -59,11 +61,12 @@ class Engine:
         cache: Cache,
         limits: Limits,
         tokenizer: Tokenizer | None = None,
+        swap: Swap | None = None,
     ) -> None:
         self.model, self.limits, self.tokenizer = model, limits, tokenizer
         self._cache, self._executor = cache, executor
         buffers = StepBuffers(limits, len(cache.groups), model.max_context, cache.block)
-        self._core = Core(executor, Scheduler(cache, limits), buffers)
+        self._core = Core(executor, Scheduler(cache, limits, swap), buffers)
         self._wake = threading.Condition()
         self._calls: list[tuple[Callable[[Request], None], Request]] = []  # what others want of the core
         self._open: set[Request] = set()
@@ -127,6 +130,7 @@ class Engine:
             preemptions=scheduler.preemptions,
             prefix_hit_tokens=self._cache.hit_tokens,
             copied_blocks=self._cache.copied_blocks,
+            swapped_blocks=scheduler.swap.swapped_blocks,
             evicted_blocks=sum(pool.evictions for pool in pools),
             running=len(scheduler.running),
             waiting=scheduler.num_waiting,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from runtime import machine
 from runtime.artifact import Artifact, Verify
@@ -14,9 +15,13 @@ from runtime.cpu import CpuExecutor
 from runtime.engine import Engine
 from runtime.errors import ResourceError
 from runtime.executor import Executor
-from runtime.manifest import CpuTarget, GpuTarget
+from runtime.manifest import CpuTarget, GpuTarget, KVGroup, Target
 from runtime.scheduler import Limits
+from runtime.swap import Swap
 from runtime.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from runtime.gpu.executor import GpuExecutor
 
 DEVICE_SHARE = 0.9  # for the KV cache, of what weights and arena leave of a device's memory
 
@@ -33,6 +38,7 @@ def load(
     max_step_tokens: int | None = None,
     max_requests: int | None = None,
     prefix_cache: bool = True,
+    swap_memory: int | str = 0,
     verify: Verify = "full",
     digest: str | None = None,
     isa: str | None = None,
@@ -43,9 +49,10 @@ def load(
     CPU's. threads: of the CPU target; default, the cores this process may use. kv_blocks: blocks of 16 tokens
     in every KV group; kv_memory: bytes instead, or a text like "2GiB"; default, half of the memory that the
     weights leave free (nine tenths of a GPU's), or less if max_requests (64) requests of the whole context
-    need less. max_step_tokens (512): tokens computed at once, over all requests. verify="fast" does not hash
-    the weights. digest: what the manifest's digest must be. isa: of the CPU target, a kernel by name instead
-    of the best that fits. Raises ArtifactError, ResourceError.
+    need less. swap_memory: of GPU targets, the host's for blocks of preempted requests, which are else
+    computed again. max_step_tokens (512): tokens computed at once, over all requests. verify="fast" does not
+    hash the weights. digest: what the manifest's digest must be. isa: of the CPU target, a kernel by name
+    instead of the best that fits. Raises ArtifactError, ResourceError.
     """
     limits = Limits(
         _count("max_step_tokens", max_step_tokens, Limits.max_step_tokens),
@@ -56,10 +63,12 @@ def load(
     found = artifact.target(_choose(artifact) if target is None else target)
     model, groups = artifact.manifest.model, artifact.manifest.kv_groups
     plan = partial(plan_blocks, groups, limits, model.max_context, kv_blocks, kv_memory)
+    places = _places(found, groups, swap_memory)
     if isinstance(found, CpuTarget):
-        executor, counts = _open_cpu(artifact, limits, plan, num_threads, isa)
+        mover, (executor, counts) = None, _open_cpu(artifact, limits, plan, num_threads, isa)
     elif isa is None:
-        executor, counts = _open_gpu(artifact, found, limits, plan)
+        mover, counts = _open_gpu(artifact, found, limits, plan, places)
+        executor = mover
     else:
         todo = "Leave it out, or load for the target cpu"
         raise ResourceError(f"isa = {isa!r} with the target {found.name}", todo=todo)
@@ -69,7 +78,7 @@ def load(
         prefix_cache=prefix_cache,
         salt=os.urandom(16),
     )
-    return Engine(executor, model, cache, limits, Tokenizer.of(artifact))
+    return Engine(executor, model, cache, limits, Tokenizer.of(artifact), Swap(cache, mover, places))
 
 
 def _choose(artifact: Artifact) -> str:
@@ -94,8 +103,8 @@ def _open_cpu(
 
 
 def _open_gpu(
-    artifact: Artifact, target: GpuTarget, limits: Limits, plan: Plan
-) -> tuple[Executor, list[int]]:
+    artifact: Artifact, target: GpuTarget, limits: Limits, plan: Plan, places: int
+) -> tuple[GpuExecutor, list[int]]:
     from runtime.gpu.executor import GpuExecutor  # not loaded where there are none
     from runtime.gpu.targets import open_target
 
@@ -107,7 +116,16 @@ def _open_gpu(
     except BaseException:
         device.close()
         raise
-    return GpuExecutor(device, compiled, limits, counts), counts
+    return GpuExecutor(device, compiled, limits, counts, swap_blocks=places), counts
+
+
+def _places(target: Target, groups: Sequence[KVGroup], swap_memory: int | str) -> int:
+    """Blocks of every group that the host has room for."""
+    size = machine.parse_bytes(swap_memory)
+    if size and isinstance(target, CpuTarget):
+        todo = "Give it as kv_memory: the target cpu's blocks are in the host's memory"
+        raise ResourceError(f"swap_memory = {swap_memory!r} with the target cpu", todo=todo)
+    return size // max(1, sum(group.block_bytes for group in groups))
 
 
 def _count(name: str, value: int | None, default: int) -> int:

@@ -2,8 +2,8 @@
 
 There are no phases: a request has tokens known and tokens computed, and a step hands out a token budget,
 oldest request first. Chunked prefill, decode, prefix hits, forks and recomputing after preemption are that
-one arithmetic. When blocks run out, the youngest running request gives all of its back and computes them
-again later.
+one arithmetic. When blocks run out, the youngest running request gives all of its back. Later it goes on from
+what the host kept of them, or computes them again where there was no room.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from runtime.cache import Cache
 from runtime.sequence import Sequence
+from runtime.swap import Swap
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,9 @@ class Chunk:
 class Scheduler:
     """FCFS: `running` is sorted by order, and so is what is handed out of `waiting`."""
 
-    def __init__(self, cache: Cache, limits: Limits) -> None:
+    def __init__(self, cache: Cache, limits: Limits, swap: Swap | None = None) -> None:
         self.cache, self.limits = cache, limits
+        self.swap = swap or Swap(cache)
         self.running: list[Sequence] = []
         self._waiting: list[tuple[tuple[int, int], Sequence]] = []  # a heap
         self.preemptions = 0
@@ -71,6 +73,7 @@ class Scheduler:
     def remove(self, seq: Sequence) -> None:
         """Forget a finished sequence, wherever it is. (In the heap it is skipped when it comes up.)"""
         seq.finished = True
+        self.swap.drop(seq)
         if seq in self.running:
             self.running.remove(seq)
             self.cache.free(seq)
@@ -126,6 +129,7 @@ class Scheduler:
             assert 0 <= seq.computed <= seq.num_tokens <= seq.max_tokens
             assert all(t.length * self.cache.block >= seq.computed for t in seq.tables)
         self.cache.check(self.running)
+        self.swap.check()
 
     def _chunk(self, seq: Sequence, budget: int, rows: int) -> Chunk | None:
         """As much of the sequence as the budgets allow; None if nothing."""
@@ -149,7 +153,8 @@ class Scheduler:
 
     def _preempt(self, seq: Sequence) -> None:
         self.running.remove(seq)
-        self.cache.free(seq)
+        if not self.swap.hold(seq):
+            self.cache.free(seq)
         self.add(seq)
         self.preemptions += 1
 
@@ -163,7 +168,8 @@ class Scheduler:
         if not self._waiting or len(self.running) >= self.limits.max_requests:
             return None
         seq = self._waiting[0][1]
-        if not self.cache.admit(seq, self.limits.max_step_tokens, spare=len(self.running)):
+        start = self.swap.restore if self.swap.holds(seq) else self.cache.admit
+        if not start(seq, self.limits.max_step_tokens, len(self.running)):
             return None
         heapq.heappop(self._waiting)
         if seq.cached_tokens is None:

@@ -74,6 +74,7 @@ class FakeExecutor:
         self.fail: Exception | None = None
         self.nan: int | None = None
         self.closed = False
+        self.host: dict[tuple[int, int], np.ndarray] = {}  # (group, place) -> a block's words
 
     def forward(self, step: Step) -> Logits:
         if self.fail is not None:
@@ -157,6 +158,14 @@ class FakeExecutor:
         for source, target in pairs.tolist():
             pool = self.pools[group]
             pool[target * BLOCK : (target + 1) * BLOCK] = pool[source * BLOCK : (source + 1) * BLOCK]
+
+    def swap_out(self, group: int, pairs: np.ndarray) -> None:
+        for block, place in pairs.tolist():
+            self.host[group, place] = self.pools[group][block * BLOCK : (block + 1) * BLOCK].copy()
+
+    def swap_in(self, group: int, pairs: np.ndarray) -> None:
+        for place, block in pairs.tolist():
+            self.pools[group][block * BLOCK : (block + 1) * BLOCK] = self.host[group, place]
 
     def close(self) -> None:
         self.closed = True

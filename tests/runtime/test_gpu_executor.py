@@ -19,6 +19,7 @@ from runtime.gpu.memory import upload_weights, weight_offsets
 from runtime.gpu.steps import decode_buckets
 from runtime.scheduler import Limits
 from runtime.step import Step
+from runtime.swap import Swap
 from runtime.weights import Weights
 from tests.runtime import made
 from tests.runtime.fake import BLOCK, VOCAB, reference
@@ -55,26 +56,28 @@ def opened(
 
 
 def engine_of(
-    weights: Path, windows: Sequence[int | None] = (None,), blocks: int = 64
+    weights: Path, windows: Sequence[int | None] = (None,), blocks: int = 64, places: int = 0
 ) -> tuple[FakeDevice, ModelKernels, Engine]:
+    """places: for blocks on the host."""
     limits, counts = Limits(40, 11, 30), [blocks] * len(windows)
-    device, model, executor = opened(weights, limits, counts, windows)
+    device, model, executor = opened(weights, limits, counts, windows, swap_blocks=places)
     cache = Cache([Group(n, w) for n, w in zip(counts, windows, strict=True)])
     about = compiled(Weights(weights, ["w"]), windows, CONTEXT, raw_plan(len(windows))).model
-    return device, model, Engine(executor, about, cache, limits)
+    return device, model, Engine(executor, about, cache, limits, swap=Swap(cache, executor, places))
 
 
 @pytest.mark.parametrize("windows", [(None,), (None, 9)])
-@pytest.mark.parametrize("blocks", [64, 12])
-def test_tokens_are_the_models(weights, windows, blocks):
+@pytest.mark.parametrize(("blocks", "places"), [(64, 0), (12, 0), (12, 30)])
+def test_tokens_are_the_models(weights, windows, blocks, places):
     """All kinds of sampling side by side, in steps of prompts' chunks and of tokens; few blocks preempt."""
-    device, model, engine = engine_of(weights, windows, blocks=blocks)
+    device, model, engine = engine_of(weights, windows, blocks, places)
     with engine:
         requests = [(p, s, engine.submit(p, s)) for s in ALL for p in PROMPTS]
         for prompt, sampling, request in requests:
             assert request.result().token_ids == expected(prompt, sampling, windows)
-        assert (engine.stats().preemptions > 0) == (blocks < 64) and engine.stats().target == "fake"
-    assert device.closed
+        stats = engine.stats()
+    assert (stats.preemptions > 0) == (blocks < 64) and (stats.swapped_blocks > 0) == (places > 0)
+    assert device.closed and stats.target == "fake"
     assert any(t == r == q for t, r, q in model.steps) and any(t > r > 1 for t, r, _ in model.steps)
 
 

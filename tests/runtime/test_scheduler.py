@@ -15,6 +15,7 @@ from runtime.request import Request
 from runtime.scheduler import Limits, Scheduler
 from runtime.sequence import Sequence
 from runtime.step import StepBuffers
+from runtime.swap import Swap
 from tests.runtime.fake import BLOCK, VOCAB, FakeExecutor, reference
 
 CONTEXT = 96
@@ -39,18 +40,21 @@ machines = st.fixed_dictionaries(
         "max_requests": st.integers(1, 5),
         "score_rows": st.sampled_from([1, 5, 64]),
         "prefix_cache": st.booleans(),
+        "places": st.sampled_from([0, 4, 40]),  # on the host, for blocks of preempted sequences
     }
 )
 
-MACHINE = dict(windows=(None,), spare_blocks=8, budget=64, max_requests=4, score_rows=8, prefix_cache=False)
+MACHINE = dict(
+    windows=(None,), spare_blocks=8, budget=64, max_requests=4, score_rows=8, prefix_cache=False, places=0
+)
 
 
 def build(m) -> Core:
     counts = [Group(0, w).most_blocks(84, m["budget"], BLOCK) + m["spare_blocks"] for w in m["windows"]]
     groups = [Group(count, w) for count, w in zip(counts, m["windows"], strict=True)]
     limits = Limits(m["budget"], m["max_requests"], m["score_rows"])
-    scheduler = Scheduler(Cache(groups, prefix_cache=m["prefix_cache"]), limits)
-    executor = FakeExecutor(counts, list(m["windows"]))
+    executor, cache = FakeExecutor(counts, list(m["windows"])), Cache(groups, prefix_cache=m["prefix_cache"])
+    scheduler = Scheduler(cache, limits, Swap(cache, executor, m["places"]))
     return Core(executor, scheduler, StepBuffers(limits, len(groups), CONTEXT, BLOCK))
 
 
@@ -86,6 +90,7 @@ def test_any_schedule_gives_the_models_tokens(machine, wanted):
             break
     assert all(request.done for request in made), "a request starved"
     assert all(pool.num_free == pool.num_blocks for pool in core.scheduler.cache.pools)
+    assert all(len(free) == machine["places"] for free in core.scheduler.swap._free)
     assert all(t <= machine["budget"] and r <= machine["max_requests"] for t, r in core.executor.steps)
     for number, (request, r) in enumerate(zip(made, wanted, strict=True)):
         for completion in request.results():
@@ -131,3 +136,42 @@ def test_equal_prompts_share_blocks_while_they_run():
     tables = [r.sequences[0].tables[0].live() for r in (first, second)]
     assert tables[0][:3] == tables[1][:3] and tables[0][3] != tables[1][3]
     assert second.sequences[0].cached_tokens == 48
+
+
+CROWD = [dict(word=w, length=size, new=new, n=1, score=False) for w, size, new in ((0, 40, 38), (1, 17, 24))]
+
+
+def crowded(places: int) -> tuple[Core, list[Request]]:
+    """Two requests that need 8 blocks together where there are 6."""
+    core = build(MACHINE | dict(spare_blocks=0, places=places))
+    added = [make(number, each) for number, each in enumerate(CROWD)]
+    for request in added:
+        core.add(request)
+    return core, added
+
+
+def test_what_the_host_kept_is_not_computed_again():
+    computed, swapped = [], []
+    for places in (40, 1, 0):
+        core, added = crowded(places)
+        while core.busy:
+            core.step()
+            core.scheduler.check()
+        for number, (request, each) in enumerate(zip(added, CROWD, strict=True)):
+            for completion in request.results():
+                check(number, completion, each, [None])
+        assert core.scheduler.preemptions == 1
+        computed.append(core.counters.computed_tokens)
+        swapped.append(core.scheduler.swap.swapped_blocks)
+    assert computed[0] == 40 + 37 + 17 + 23 < computed[1] == computed[2]
+    assert swapped == [2, 0, 0]
+
+
+def test_a_cancelled_sequence_gives_its_places_back():
+    core, (_, second) = crowded(3)
+    while not core.scheduler.preemptions:
+        core.step()
+    assert core.scheduler.swap.holds(second.sequences[0]) and len(core.scheduler.swap._free[0]) == 1
+    core.cancel(second)
+    core.scheduler.check()
+    assert len(core.scheduler.swap._free[0]) == 3
