@@ -14,6 +14,7 @@ import compiler
 import compiler.trial
 from tests.model import tiny
 from tests.model.harness import Stepper
+from tests.triton.test_attention import multiply_by_element
 
 TARGETS = ("cpu", "triton-interpret")
 NAMES = ("llama", "gemma2", "gpt2", "qwen3")
@@ -66,3 +67,19 @@ def test_logits_are_those_of_the_cpu_target(
     for request, (want, have) in enumerate(zip(expected, found, strict=True)):
         assert len(want) == len(prompts[request])
         assert np.abs(want - have).max() < TOLERANCE * want.std(), request
+
+
+def test_an_invariant_models_bits_do_not_depend_on_chunks_or_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler.trial, "MAX_INTERPRETED", 0)
+    source = checkpoint("llama", tmp_path / "llama")
+    out = compiler.compile(source, tmp_path / "m.octavo", target="triton-interpret", invariant=True)
+    multiply_by_element(monkeypatch)
+    ids, other = (np.random.default_rng(n).integers(0, tiny.VOCAB, n).tolist() for n in (38, 20))
+    stepper = Stepper(out, 64, target="triton-interpret")
+    (want,) = stepper.batch([ids], [[(0, 0, 38)]])
+    mixed, _ = stepper.batch(
+        [ids, other], [[(1, 0, 9), (0, 0, 20)], [(0, 20, 21)], [(0, 21, 38), (1, 9, 20)]]
+    )
+    assert np.array_equal(mixed, want)
