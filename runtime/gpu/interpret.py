@@ -147,7 +147,9 @@ def _interpreter() -> Any:
         import triton
         from triton.runtime import interpreter
     except ImportError as error:
-        raise ResourceError("the target triton-interpret needs triton", todo="pip install triton") from error
+        raise ResourceError(
+            "the target triton-interpret needs triton", todo="pip install 'octavo[triton]'"
+        ) from error
     knobs: Any = getattr(triton, "knobs")  # noqa: B009 - its stubs lack it
     if not knobs.runtime.interpret:
         raise ResourceError(

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import lru_cache
 
 import numpy as np
 
 from runtime.executor import Logits, SampleArgs, Sampled
 from runtime.gpu.device import Device
 from runtime.gpu.program import Given, Program
-from runtime.gpu.staging import Area, Shapes, staged_bytes
+from runtime.gpu.staging import Area, Shapes, Staged, staged_bytes
 from runtime.sampling import MAX_LOGPROBS
 
+MAX_LAYOUTS = 64
 SECTIONS = ("sample_greedy", "sample_unfiltered", "sample_one_filter", "sample", "top", "logprobs")
 _PARAMETERS = {f.name for f in fields(SampleArgs)} - {"num_top", "logprobs"}
 
@@ -70,6 +72,7 @@ class GpuSampler:
         self._found = Area.of(device, _found_bytes(max_rows, vocab_size), "sampled tokens")
         scratch = device.allocate(_scratch_bytes(max_rows, program.plan.sample_scratch), "sampling")
         self._inputs = {"logits": logits, "sample_scratch": scratch}
+        self._laid_out = lru_cache(MAX_LAYOUTS)(self._lay_out)
 
     def sample(self, rows: Logits, args: SampleArgs) -> Sampled:
         """Ids are -1 where a row is broken."""
@@ -89,17 +92,21 @@ class GpuSampler:
         self, sections: Sequence[str], rows: int, width: int, given: Mapping[str, np.ndarray]
     ) -> Mapping[str, np.ndarray]:
         """Upload, run, and wait for what was found."""
-        staged = self._given.lay_out(given_shapes(rows))
-        found = self._found.lay_out(found_shapes(rows, width))
+        staged, found, arrays = self._laid_out(rows, width)
         for name, array in given.items():
             staged.arrays[name][:] = array
         staged.upload()
-        arrays = {**self._inputs, **staged.addresses, **found.addresses}
         for section in sections:
             self._program.run(section, {"Q": rows, "K": width}, arrays)
         found.download()
         self._device.synchronize()
         return found.arrays
+
+    def _lay_out(self, rows: int, width: int) -> tuple[Staged, Staged, Mapping[str, int]]:
+        """What a call reads and what it writes, and the addresses of all."""
+        given = self._given.lay_out(given_shapes(rows))
+        found = self._found.lay_out(found_shapes(rows, width))
+        return given, found, {**self._inputs, **given.addresses, **found.addresses}
 
 
 def _section(args: SampleArgs) -> str:
