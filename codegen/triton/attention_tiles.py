@@ -37,15 +37,15 @@ _TILES: dict[tuple[str, int], dict[int, _Tiles]] = {
     ("sm_80", 2): {
         64: (AttentionTile(64, 64, 4, 3), AttentionTile(16, 64, 4, 5), AttentionTile(64, 32, 4, 3)),
         128: (AttentionTile(64, 32, 4, 3), AttentionTile(16, 64, 4, 5), AttentionTile(16, 64, 4, 3)),
-        256: (AttentionTile(16, 64, 8, 2), AttentionTile(16, 64, 4, 3), AttentionTile(16, 64, 8, 2)),
+        256: (AttentionTile(16, 64, 8, 2), AttentionTile(16, 64, 4, 3), AttentionTile(16, 64, 4, 2)),
     },
     ("sm_90", 2): {
         128: (AttentionTile(128, 64, 8, 3), AttentionTile(16, 64, 4, 5), AttentionTile(64, 64, 4, 2)),
-        256: (AttentionTile(64, 64, 8, 2), AttentionTile(16, 64, 4, 3), AttentionTile(16, 64, 8, 2)),
+        256: (AttentionTile(64, 64, 8, 2), AttentionTile(16, 64, 4, 3), AttentionTile(16, 64, 4, 2)),
     },
     ("sm_100", 2): {
         128: (AttentionTile(128, 64, 8, 3), AttentionTile(16, 64, 4, 5), AttentionTile(64, 64, 4, 2)),
-        256: (AttentionTile(64, 64, 8, 2), AttentionTile(16, 64, 4, 3), AttentionTile(16, 64, 8, 2)),
+        256: (AttentionTile(64, 64, 8, 2), AttentionTile(16, 64, 4, 3), AttentionTile(16, 64, 4, 2)),
     },
     ("gfx942", 2): {
         128: (AttentionTile(64, 64, 4, 2), AttentionTile(16, 64, 4, 2), AttentionTile(64, 32, 4, 2)),
