@@ -150,7 +150,7 @@ TILES: dict[tuple[str, bool], tuple[LinearTile, ...]] = {
         LinearTile(64, 64, 64, 4, 4),
         LinearTile(64, 32, 128, 4, 4),
         LinearTile(16, 64, 128, 4, 6),
-        LinearTile(16, 32, 256, 4, 5),
+        LinearTile(16, 32, 128, 4, 8),
         LinearTile(16, 16, 256, 2, 6),
     ),
     ("sm_90", True): (
