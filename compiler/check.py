@@ -3,12 +3,13 @@
 The graph is evaluated before and after every pass on the same random tokens, and the first value that differs
 names the pass and the op. Values that keep their meaning keep their name through a pass, so equal names are
 compared, in the paged layout: [tokens, ...], all tokens of all requests in order. The paged form is run in
-two steps with shuffled blocks, so that chunking, paging and packing are part of the comparison.
+two steps with shuffled blocks, so that chunking, paging and packing are part of the comparison. What a pass
+leaves alone is neither computed nor compared again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,11 +17,12 @@ import numpy as np
 
 from compiler.pipeline import Stage
 from ir.graph import Graph, Op, Value
-from ir.interpret import KVState, empty_kv, interpret
+from ir.interpret import KVState, Run, empty_kv, interpret
 from ir.ops import ANNOTATIONS
+from ir.reuse import Key, Reuse
 from ir.text.printer import print_op
 from ir.types import KV, Tensor
-from passes.paging.layout import Q, T, layout_of, to_tokens
+from passes.paging.layout import Layout, Q, T, layout_of, to_tokens
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ROUNDING = 2e-3  # share of a value's RMS that reassociated f32 arithmetic may differ by
@@ -60,13 +62,22 @@ def random_batch(vocab_size: int, context: int, seed: int = 0) -> Batch:
     return Batch(requests, tuple(s for s in steps if s))
 
 
+@dataclass(frozen=True)
+class Seen:
+    """A value over the batch, [all tokens in request order, ...], and what it is known by in each run."""
+
+    array: Array
+    keys: Key
+
+
 @dataclass
 class Checker:
     """Give `on_stage` to run_pipeline. Raises CheckError."""
 
     read: Callable[[str], Any]
     batch: Batch
-    _before: Mapping[str, Array] = field(default_factory=dict[str, Array])
+    _reuse: Reuse = field(default_factory=Reuse)
+    _before: Mapping[str, Seen] = field(default_factory=dict[str, Seen])
     _program: Any = None
     _logits: str = ""
 
@@ -77,32 +88,37 @@ class Checker:
         program = (*map(_without_annotations, stage.graph.ops), *stage.graph.outputs)
         if program == self._program:
             return
-        after = observe(stage.graph, self.read, self.batch)
+        self._reuse.next_round()
+        after = Observer(stage.graph, self.read, self.batch, self._reuse, self._before).run()
         if stage.index:
             self._compare(stage, after)
         self._before, self._program, self._logits = after, program, stage.graph.outputs[0].name
 
     def compare_logits(self, name: str, logits: Array) -> None:
         """Compare a compiled forward's logits for the batch, [tokens, V], with the last stage's."""
-        error = relative_error(self._before[self._logits], logits)
+        error = relative_error(self._before[self._logits].array, logits)
         if not error <= ROUNDING:
             raise CheckError(name, None, f"gives logits that differ by {error:.1e} of their RMS")
 
-    def _compare(self, stage: Stage, after: Mapping[str, Array]) -> None:
-        allowed = ROUNDING + stage.tolerance
+    def _compare(self, stage: Stage, after: Mapping[str, Seen]) -> None:
         logits = stage.graph.outputs[0].name
-        if logits != self._logits or after[logits].size != self._before[logits].size:
+        if logits != self._logits or after[logits].array.size != self._before[logits].array.size:
             raise CheckError(stage.name, None, f"gives %{logits} in place of %{self._logits}")
         for op in stage.graph.ops:
             for out in op.outs:
                 before, now = self._before.get(out.name), after.get(out.name)
-                if before is None or now is None or before.size != now.size:
-                    continue
-                # rounding by design is worst where a value has outliers: judged as a whole
-                error = relative_error(before.reshape(now.shape), now, largest=not stage.tolerance)
-                if not error <= allowed:
-                    shown = f"changes %{out.name} by {error:.1e} of its RMS (allowed {allowed:.0e}), at"
-                    raise CheckError(stage.name, op, shown)
+                if before is not None and now is not None and before.keys != now.keys:
+                    self._compare_value(stage, op, out, before.array, now.array)
+
+    def _compare_value(self, stage: Stage, op: Op, out: Value, before: Array, now: Array) -> None:
+        if before.size != now.size:
+            return
+        # rounding by design is worst where a value has outliers: judged as a whole
+        error = relative_error(before.reshape(now.shape), now, largest=not stage.tolerance)
+        allowed = ROUNDING + stage.tolerance
+        if not error <= allowed:
+            shown = f"changes %{out.name} by {error:.1e} of its RMS (allowed {allowed:.0e}), at"
+            raise CheckError(stage.name, op, shown)
 
 
 class KeptArrays:
@@ -141,39 +157,69 @@ def relative_error(expected: Array, found: Array, largest: bool = True) -> float
     return float(error) / max(rms, 1e-6)
 
 
-def observe(graph: Graph, read: Callable[[str], Any], batch: Batch) -> dict[str, Array]:
-    """Every per-token value of a run over the batch, by name, as [all tokens in request order, ...]."""
-    return _observe_imported(graph, read, batch) if "S" in graph.dims else _observe_paged(graph, read, batch)
+@dataclass
+class Observer:
+    """Every per-token value of a run over the batch, by name; those known already are taken from `before`."""
+
+    graph: Graph
+    read: Callable[[str], Any]
+    batch: Batch
+    reuse: Reuse
+    before: Mapping[str, Seen]
+
+    def run(self) -> dict[str, Seen]:
+        return self._imported() if "S" in self.graph.dims else self._paged()
+
+    def _imported(self) -> dict[str, Seen]:
+        outs = [o for op in self.graph.ops for o in op.outs]
+        layouts = {o.name: layout_of(o.type.shape) for o in outs if isinstance(o.type, Tensor)}
+        found = {name: layout for name, layout in layouts.items() if layout is not None}
+        runs: list[Parts] = []
+        for ids in self.batch.requests:
+            inputs = {"ids": ids[None], "pos": np.arange(len(ids), dtype=np.int32)[None]}
+            runs.append(_parts(interpret(self.graph, inputs, self.read, reuse=self.reuse), found))
+
+        def joined(name: str) -> Array:
+            return np.concatenate([to_tokens(run[name][0], found[name]) for run in runs])
+
+        return {name: self._seen(name, layout, runs, joined) for name, layout in found.items()}
+
+    def _paged(self) -> dict[str, Seen]:
+        batch = self.batch
+        states = {v.name: v.type for v in self.graph.inputs if isinstance(v.type, KV)}
+        tables = {name: _shuffled_blocks(kv, batch) for name, kv in states.items()}
+        kv: dict[str, KVState] = {n: empty_kv(t, sum(map(len, tables[n])) + 1) for n, t in states.items()}
+        names = [o.name for op in self.graph.ops for o in op.outs if _is_per_token(o)]
+        runs: list[Parts] = []
+        for step in batch.steps:
+            packed = pack_step(batch, step, {n: (t.block, tables[n]) for n, t in states.items()})
+            run = interpret(self.graph, {**packed, **kv}, self.read, reuse=self.reuse)
+            kv = dict(zip(states, run.outputs[1:], strict=True))
+            runs.append(_parts(run, names))
+
+        def joined(name: str) -> Array:
+            first = runs[0][name][0]
+            array = np.zeros((sum(batch.lengths), *first.shape[1:]), first.dtype)
+            for step, run in zip(batch.steps, runs, strict=True):
+                index = np.concatenate([batch.offset(r) + np.arange(lo, hi) for r, lo, hi in step])
+                array[index] = run[name][0]
+            return array
+
+        return {name: self._seen(name, None, runs, joined) for name in names}
+
+    def _seen(
+        self, name: str, layout: Layout | None, runs: Sequence[Parts], joined: Callable[[str], Array]
+    ) -> Seen:
+        keys = (layout, *(run[name][1] for run in runs))
+        before = self.before.get(name)
+        return before if before is not None and before.keys == keys else Seen(joined(name), keys)
 
 
-def _observe_imported(graph: Graph, read: Callable[[str], Any], batch: Batch) -> dict[str, Array]:
-    found: dict[str, list[Array]] = {}
-    outs = [o for op in graph.ops for o in op.outs]
-    layouts = {o.name: layout_of(o.type.shape) for o in outs if isinstance(o.type, Tensor)}
-    for ids in batch.requests:
-        run = interpret(graph, {"ids": ids[None], "pos": np.arange(len(ids), dtype=np.int32)[None]}, read)
-        for name, layout in layouts.items():
-            if layout is not None:
-                found.setdefault(name, []).append(to_tokens(run.values[name], layout))
-    return {name: np.concatenate(parts) for name, parts in found.items()}
+Parts = Mapping[str, tuple[Array, Key]]
 
 
-def _observe_paged(graph: Graph, read: Callable[[str], Any], batch: Batch) -> dict[str, Array]:
-    states = {v.name: v.type for v in graph.inputs if isinstance(v.type, KV)}
-    tables = {name: _shuffled_blocks(kv, batch) for name, kv in states.items()}
-    kv: dict[str, KVState] = {n: empty_kv(t, sum(map(len, tables[n])) + 1) for n, t in states.items()}
-    names = [o.name for op in graph.ops for o in op.outs if _is_per_token(o)]
-    found: dict[str, Array] = {}
-    for step in batch.steps:
-        inputs: dict[str, Any] = pack_step(batch, step, {n: (t.block, tables[n]) for n, t in states.items()})
-        run = interpret(graph, {**inputs, **kv}, read)
-        kv = dict(zip(states, run.outputs[1:], strict=True))
-        index = np.concatenate([batch.offset(r) + np.arange(lo, hi) for r, lo, hi in step])
-        for name in names:
-            value = run.values[name]
-            target = found.setdefault(name, np.zeros((sum(batch.lengths), *value.shape[1:]), value.dtype))
-            target[index] = value
-    return found
+def _parts(run: Run, names: Iterable[str]) -> Parts:
+    return {name: (run.values[name], run.keys[name]) for name in names}
 
 
 def _is_per_token(value: Value) -> bool:

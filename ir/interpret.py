@@ -7,8 +7,10 @@ narrower results still round, so the outcome is what exact arithmetic between th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -17,6 +19,7 @@ from ir.dims import evaluate
 from ir.graph import Arg, Graph, Op, Scalar, Value
 from ir.ops import OPS, RefCall
 from ir.ops.base import is_size
+from ir.reuse import Key, Reuse, exact, key_of
 from ir.text.printer import print_op
 from ir.types import KV, DType, Tensor, Type
 
@@ -31,11 +34,15 @@ class InterpretError(ValueError):
 
 @dataclass(frozen=True)
 class Run:
-    """What a run gave: outputs in order, every value by name, and the sizes that were bound."""
+    """What a run gave: outputs in order, every value by name, and the sizes that were bound.
+
+    keys: what each value is known by, where results were reused.
+    """
 
     outputs: tuple[Any, ...]
     values: Mapping[str, Any]
     dims: Mapping[str, int]
+    keys: Mapping[str, Key]
 
 
 def interpret(
@@ -43,20 +50,23 @@ def interpret(
     inputs: Mapping[str, Any],
     weights: WeightReader | Mapping[str, Array],
     float_type: type[np.floating[Any]] = np.float32,
+    reuse: Reuse | None = None,
 ) -> Run:
     """Run a graph. Raises InterpretError.
 
     inputs: an array per tensor input (its shape binds the symbols), a KVState per kv input.
     weights: finds a weight's array by name; a missing one raises KeyError.
+    reuse: the results of earlier runs, which are taken where an op's computation is one of theirs.
     """
     read = weights if callable(weights) else weights.__getitem__
-    machine = _Machine(graph, bind_dims(graph, inputs), read, float_type)
+    machine = _Machine(graph, bind_dims(graph, inputs), read, float_type, reuse)
     for value in graph.inputs:
-        machine.values[value.name] = machine.widened(inputs[value.name], value.type)
+        machine.give(value, inputs[value.name])
     with np.errstate(all="ignore"):
         for op in graph.ops:
             machine.run(op)
-    return Run(tuple(machine.values[v.name] for v in graph.outputs), machine.values, machine.dims)
+    outputs = tuple(machine.values[v.name] for v in graph.outputs)
+    return Run(outputs, machine.values, machine.dims, machine.keys)
 
 
 def bind_dims(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, int]:
@@ -115,28 +125,66 @@ def _check_state(name: str, kv: KV, given: Any) -> None:
         )
 
 
+@contextmanager
+def _shown(op: Op) -> Generator[None]:
+    """Failures name the op."""
+    try:
+        yield
+    except (ValueError, IndexError, TypeError, ArithmeticError) as e:
+        raise InterpretError(f"{e} in\n  {print_op(op)}") from e
+
+
 class _Machine:
     """The values computed so far, and how one op is run."""
 
     def __init__(
-        self, graph: Graph, dims: dict[str, int], read: WeightReader, float_type: type[np.floating[Any]]
+        self,
+        graph: Graph,
+        dims: dict[str, int],
+        read: WeightReader,
+        float_type: type[np.floating[Any]],
+        reuse: Reuse | None,
     ) -> None:
         self.values: dict[str, Any] = {}
+        self.keys: dict[str, Key] = {}
         self.dims = dims
-        self._graph, self._read, self._float = graph, read, float_type
+        self._graph, self._read, self._float, self._reuse = graph, read, float_type, reuse
         self._sizes: dict[Any, int] = {}
 
-    def run(self, op: Op) -> None:
-        args = tuple(self._argument(a) for a in op.args)
-        try:
-            attrs = {name: self._concrete(a) for name, a in OPS[op.kind].complete(op.attrs).items()}
-            results = list(OPS[op.kind].reference(RefCall(op.kind, args, attrs, self._float)))
-            for out, result in zip(op.outs, results, strict=True):
-                self.values[out.name] = self._checked(result, out.type)
-        except (ValueError, IndexError, TypeError, ArithmeticError) as e:
-            raise InterpretError(f"{e} in\n  {print_op(op)}") from e
+    def give(self, value: Value, given: Any) -> None:
+        """Set an input of the graph."""
+        self.values[value.name] = self._widened(given, value.type)
+        if self._reuse is not None:
+            self.keys[value.name] = key_of(self.values[value.name])
 
-    def widened(self, given: Any, type: Type) -> Any:
+    def run(self, op: Op) -> None:
+        with _shown(op):
+            attrs = {name: self._concrete(a) for name, a in OPS[op.kind].complete(op.attrs).items()}
+        if self._reuse is None:
+            for out, value in zip(op.outs, self._results(op, attrs), strict=True):
+                self.values[out.name] = value
+            return
+        known = self._reuse.results(self._call(op, attrs), partial(self._results, op, attrs))
+        for out, (value, key) in zip(op.outs, known, strict=True):
+            self.values[out.name], self.keys[out.name] = value, key
+
+    def _results(self, op: Op, attrs: Mapping[str, Any]) -> list[Any]:
+        args = tuple(self._argument(a) for a in op.args)
+        with _shown(op):
+            results = OPS[op.kind].reference(RefCall(op.kind, args, attrs, self._float))
+            return [self._checked(result, out.type) for out, result in zip(op.outs, results, strict=True)]
+
+    def _call(self, op: Op, attrs: Mapping[str, Any]) -> Key:
+        """All that the op's results depend on."""
+        args = tuple(self.keys[a.name] if isinstance(a, Value) else a for a in op.args)
+        given = tuple((name, exact(attr)) for name, attr in sorted(attrs.items()))
+        with _shown(op):
+            outs = tuple(
+                (o.type.dtype, self._shape(o.type)) if isinstance(o.type, Tensor) else o.type for o in op.outs
+            )
+        return op.kind, given, args, outs, self._float
+
+    def _widened(self, given: Any, type: Type) -> Any:
         """A value in the type that it is kept in: f32 may be kept wide."""
         if isinstance(type, Tensor):
             return np.asarray(given, dtype=self._kept(type.dtype))
@@ -150,7 +198,7 @@ class _Machine:
         if isinstance(type, KV):
             return result
         array = np.asarray(result, dtype=self._kept(type.dtype))
-        expected = tuple(self._size(d) for d in type.shape)
+        expected = self._shape(type)
         if array.shape != expected:
             raise ValueError(f"the result has shape {list(array.shape)}, not {list(expected)}")
         return array
@@ -170,6 +218,9 @@ class _Machine:
         if isinstance(attr, tuple):
             return tuple(self._concrete(a) for a in cast("tuple[Any, ...]", attr))
         return self._size(attr) if is_size(attr) and not isinstance(attr, int) else attr
+
+    def _shape(self, type: Tensor) -> tuple[int, ...]:
+        return tuple(self._size(d) for d in type.shape)
 
     def _size(self, dim: Any) -> int:
         if isinstance(dim, int):

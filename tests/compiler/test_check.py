@@ -58,7 +58,7 @@ def test_passes_that_keep_the_meaning_pass() -> None:
 @pytest.mark.parametrize("position", [0, 1, 2, 3])
 def test_a_broken_pass_is_named_wherever_it_stands(position: int) -> None:
     passes = [*PASSES]
-    passes.insert(position, BreakOp("o1", "scale", 0.41))
+    passes.insert(position, BreakOp("o1", "scale", 0.5))
     with pytest.raises(CheckError, match="break_op") as caught:
         check(*passes)
     assert caught.value.op is not None and caught.value.op.outs[0].name == "o1"
