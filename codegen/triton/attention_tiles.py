@@ -1,9 +1,10 @@
 """Tile shapes of attention: rows and keys that a program works on at a time.
 
 Prefill's tiles are as large as registers allow without spills: the sums of a tile are rows x head size
-floats, and before sm_90 its queries are held in registers as well. f32 factors are made of several each
-("tf32x3"), which takes their registers twice. Few rows are enough where decode waits for memory anyway. The
-tiles that results with invariant bits are made with hold the sums of two parts at once.
+floats, and before sm_90 its queries are held in registers as well; there a tile of fewer rows than keys takes
+the fewest, because warps then share out its columns. f32 factors are made of several each ("tf32x3"), which
+takes their registers twice. Few rows are enough where decode waits for memory anyway. The tiles that results
+with invariant bits are made with hold the sums of two parts at once.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _SMALL = AttentionTile(16, 32, 8, 2)
 _TILES: dict[tuple[str, int], dict[int, _Tiles]] = {
     ("sm_80", 2): {
         64: (AttentionTile(64, 64, 4, 3), AttentionTile(16, 64, 4, 5), AttentionTile(64, 32, 4, 3)),
-        128: (AttentionTile(64, 32, 4, 3), AttentionTile(16, 64, 4, 5), AttentionTile(16, 64, 4, 3)),
+        128: (AttentionTile(32, 64, 4, 3), AttentionTile(16, 64, 4, 5), AttentionTile(16, 64, 4, 3)),
         256: (AttentionTile(16, 64, 8, 2), AttentionTile(16, 64, 4, 3), AttentionTile(16, 64, 4, 2)),
     },
     ("sm_90", 2): {
