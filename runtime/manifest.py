@@ -18,7 +18,8 @@ FORMAT, VERSION = "octavo", 1
 MAX_INT32 = 2**31 - 1
 SHA256 = re.compile(r"[0-9a-f]{64}")
 TARGET_NAME = re.compile(r"[A-Za-z0-9_:.-]{1,64}")
-GPU_BACKENDS = ("cuda", "hip", "interpret")
+ARCHES = {"cuda": r"sm_[0-9]{2,3}", "hip": r"gfx[0-9a-f]{3,8}", "interpret": r".*"}  # by backend
+KV_BYTES = {"f32": 4, "bf16": 2}  # of a stream's elements
 
 
 @dataclass(frozen=True)
@@ -243,12 +244,6 @@ def _check_notes(top: Fields) -> None:
     source = top.object("source")
     source.text("kind")
     source.text("path")
-    for group in top.objects("kv_groups", 256):
-        for stream in group.objects("streams", 16):
-            stream.text("name")
-            stream.text("dtype")
-            stream.integer("heads", 1)
-            stream.integer("head_size", 1)
 
 
 def _model(fields: Fields) -> Model:
@@ -282,12 +277,22 @@ def _groups(top: Fields) -> tuple[KVGroup, ...]:
 
 
 def _group(fields: Fields) -> KVGroup:
-    block = fields.integer("block", 1, 4096)
-    need = fields.integer("bytes_per_token", 1) * block
-    block_bytes = fields.integer("block_bytes", need)
+    block, layers = fields.integer("block", 1, 4096), fields.integer("layers", 1, 2**20)
+    need = layers * sum(_stream_bytes(stream) for stream in fields.objects("streams", 16))
+    if fields.integer("bytes_per_token", 1) != need:
+        raise fields.bad("bytes_per_token", f"{need}, as layers and streams say")
+    block_bytes = fields.integer("block_bytes", need * block)
     if block_bytes % 64:
         raise fields.bad("block_bytes", "a multiple of 64")
-    return KVGroup(fields.integer("layers", 1, 2**20), fields.optional("window", 1), block, block_bytes)
+    return KVGroup(layers, fields.optional("window", 1), block, block_bytes)
+
+
+def _stream_bytes(stream: Fields) -> int:
+    """Of a token in a layer."""
+    stream.text("name")
+    if stream.text("dtype") not in KV_BYTES:
+        raise stream.bad("dtype", f"one of {', '.join(KV_BYTES)}")
+    return stream.integer("heads", 1) * stream.integer("head_size", 1) * KV_BYTES[stream.text("dtype")]
 
 
 def _targets(fields: Fields) -> dict[str, Target]:
@@ -312,12 +317,15 @@ def _cpu(fields: Fields) -> CpuTarget:
 
 
 def _gpu(name: str, fields: Fields) -> GpuTarget:
-    if fields.text("backend") not in GPU_BACKENDS:
-        raise fields.bad("backend", f"one of {', '.join(GPU_BACKENDS)}")
+    backend = fields.text("backend")
+    if backend not in ARCHES:
+        raise fields.bad("backend", f"one of {', '.join(ARCHES)}")
+    if not re.fullmatch(ARCHES[backend], fields.text("arch")):
+        raise fields.bad("arch", f"an architecture of {backend}")
     tools = fields.object("built_by")
     return GpuTarget(
         name=name,
-        backend=fields.text("backend"),
+        backend=backend,
         arch=fields.text("arch"),
         graph=fields.path("graph"),
         plan=fields.path("plan"),

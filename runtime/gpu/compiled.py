@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from runtime.gpu.bounds import Room
 from runtime.gpu.device import KernelSpec
 from runtime.gpu.memory import Needs, weight_offsets
 from runtime.gpu.plan import Plan
-from runtime.gpu.sampler import sampler_bytes
-from runtime.gpu.steps import step_bytes
+from runtime.gpu.sampler import SECTIONS, sampler_bytes, sampler_room
+from runtime.gpu.steps import step_bytes, step_room
 from runtime.manifest import KVGroup, Model
 from runtime.scheduler import Limits
 from runtime.weights import Weights
@@ -46,3 +47,15 @@ class Compiled:
             inputs=step_bytes(limits, len(self.groups), self.table_width)
             + sampler_bytes(limits.max_rows, self.model.vocab_size, self.plan.sample_scratch),
         )
+
+    def rooms(self, limits: Limits, num_blocks: Sequence[int]) -> Mapping[str, Room]:
+        """What each section of the plan is given, for steps up to the limits."""
+        buffers, weights = self.buffer_bytes(limits), [tensor.size for tensor in self.weights.tensors]
+        blocks = zip(num_blocks, self.groups, strict=True)
+        caches = {f"kv{i}": count * group.block_bytes for i, (count, group) in enumerate(blocks)}
+        shared = {**caches, "logits": limits.max_rows * self.model.vocab_size * 4}
+        arrays, sizes = step_room(limits, len(self.groups), self.table_width)
+        forward = Room(buffers, weights, {**arrays, **shared}, sizes)
+        arrays, sizes = sampler_room(limits.max_rows, self.model.vocab_size, self.plan.sample_scratch)
+        sampler = Room(buffers, weights, {**arrays, **shared}, sizes)
+        return {"forward": forward, **dict.fromkeys(SECTIONS, sampler)}

@@ -13,6 +13,7 @@ import numpy as np
 
 from runtime.errors import EngineError
 from runtime.executor import Logits, SampleArgs, Sampled, broken_rows
+from runtime.gpu.bounds import check_bounds
 from runtime.gpu.cache import BlockPool
 from runtime.gpu.compiled import Compiled
 from runtime.gpu.device import Device
@@ -62,6 +63,7 @@ class GpuExecutor:
     ) -> None:
         compiled.needs(limits, num_blocks).check(device.free_memory(), device.name)
         program = self._program(device, compiled, limits)
+        check_bounds(compiled.plan, compiled.kernels, compiled.rooms(limits, num_blocks))
         self._pools = [
             BlockPool(device, count, group.block_bytes, swap_blocks)
             for count, group in zip(num_blocks, compiled.groups, strict=True)

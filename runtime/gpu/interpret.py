@@ -12,13 +12,14 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from runtime import machine
-from runtime.errors import EngineError, ResourceError
+from runtime.errors import ArtifactError, EngineError, ResourceError
 from runtime.gpu.bf16 import round_casts
 from runtime.gpu.device import Array, KernelSpec
 
@@ -60,7 +61,7 @@ class InterpretedDevice:
     def __init__(self, source: Path) -> None:
         interpreter = _interpreter()
         self._module = _import(source)
-        self._executor = _grid_executor(interpreter)
+        self._executor, self._kind = _grid_executor(interpreter), interpreter.InterpretedFunction
         self._memory: dict[int, Array] = {}
         self._recording: list[Callable[[], None]] | None = None
 
@@ -96,7 +97,14 @@ class InterpretedDevice:
         self._do(lambda: _copy(target, source, num_bytes))
 
     def load(self, specs: Sequence[KernelSpec]) -> list[InterpretedKernel]:
-        return [InterpretedKernel(spec, getattr(self._module, spec.function)) for spec in specs]
+        return [InterpretedKernel(spec, self._function(spec)) for spec in specs]
+
+    def _function(self, spec: KernelSpec) -> Any:
+        found = getattr(self._module, spec.function, None)
+        if not isinstance(found, self._kind):
+            todo = "Compile the model again"
+            raise ArtifactError(f"it has no kernel {spec.function!r}", where="kernels.py", todo=todo)
+        return found
 
     def launch(self, kernel: InterpretedKernel, grid: tuple[int, int, int], args: Sequence[int]) -> None:
         spec = kernel.spec
@@ -113,7 +121,9 @@ class InterpretedDevice:
             with np.errstate(all="ignore"):
                 run(*given, **dict(kernel.spec.constants))
         except Exception as error:
-            raise EngineError(f"the interpreter failed: {error}", where=kernel.spec.name) from error
+            raise EngineError(
+                f"the interpreter failed: {error}", where=kernel.spec.name, todo="Compile the model again"
+            ) from error
 
     def _do(self, work: Callable[[], None]) -> None:
         if self._recording is None:
@@ -197,9 +207,17 @@ def _grid_executor(interpreter: Any) -> Any:
 def _import(source: Path) -> Any:
     """kernels.py as a module of its own; the interpreter reads its functions' source from the file."""
     name = f"octavo_kernels_{abs(hash(str(source)))}"
-    spec = importlib.util.spec_from_file_location(name, source)
-    assert spec is not None and spec.loader is not None
+    loader = SourceFileLoader(name, str(source))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # whatever stands there
+        raise ArtifactError(
+            f"is no module of kernels ({type(error).__name__}: {error})",
+            where=source.name,
+            todo="Compile the model again",
+        ) from error
     return module

@@ -160,7 +160,7 @@ def _expression(value: Any, fields: Fields, name: str, depth: int = 0) -> Expres
         return value
     if isinstance(value, str) and len(value) <= 16:
         return value
-    if isinstance(value, list) and len(value) == 3 and value[0] in OPERATORS and depth < MAX_DEPTH:
+    if isinstance(value, list) and len(value) == 3 and value[0] in tuple(OPERATORS) and depth < MAX_DEPTH:
         left, right = (_expression(v, fields, name, depth + 1) for v in value[1:])
         if value[0] in ("//", "cdiv") and (not isinstance(right, int) or right < 1):
             raise fields.bad(name, "an expression whose divisors are positive integers")

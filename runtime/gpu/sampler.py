@@ -14,7 +14,7 @@ import numpy as np
 from runtime.executor import Logits, SampleArgs, Sampled
 from runtime.gpu.device import Device
 from runtime.gpu.program import Given, Program
-from runtime.gpu.staging import Area, Shapes, Staged, staged_bytes
+from runtime.gpu.staging import Area, Shapes, Staged, array_bytes, staged_bytes
 from runtime.sampling import MAX_LOGPROBS
 
 MAX_LAYOUTS = 64
@@ -61,6 +61,15 @@ def sampler_given() -> dict[str, Given]:
     """What the sampler's sections are given."""
     arrays = [*given_shapes(1), *found_shapes(1, 1), "logits", "sample_scratch"]
     return {name: Given.of(arrays, "QK") for name in SECTIONS}
+
+
+def sampler_room(
+    max_rows: int, vocab_size: int, scratch: tuple[int, int]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes of the sampler's arrays, by name, and the most that each size may be."""
+    width = min(MAX_LOGPROBS, vocab_size)
+    arrays = array_bytes({**given_shapes(max_rows), **found_shapes(max_rows, width)})
+    return arrays | {"sample_scratch": _scratch_bytes(max_rows, scratch)}, {"Q": max_rows, "K": width}
 
 
 class GpuSampler:

@@ -59,7 +59,11 @@ class Staged:
         self.device.download(self.host, self.address)
 
 
+def array_bytes(shapes: Shapes) -> dict[str, int]:
+    """Bytes of each array."""
+    return {name: math.prod(shape) * np.dtype(dtype).itemsize for name, (shape, dtype) in shapes.items()}
+
+
 def staged_bytes(shapes: Shapes) -> int:
     """Bytes of an area that holds these arrays."""
-    sizes = (math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in shapes.values())
-    return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
+    return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in array_bytes(shapes).values())

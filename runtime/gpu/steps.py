@@ -14,7 +14,7 @@ import numpy as np
 from runtime.gpu.device import Device, Graph
 from runtime.gpu.plan import Sizes
 from runtime.gpu.program import Given, Program
-from runtime.gpu.staging import Area, Shapes, Staged, staged_bytes
+from runtime.gpu.staging import Area, Shapes, Staged, array_bytes, staged_bytes
 from runtime.scheduler import Limits
 from runtime.step import Step
 
@@ -51,6 +51,14 @@ def step_given(num_groups: int) -> Given:
     caches = (f"kv{group}" for group in range(num_groups))
     widths = (f"M{group}" for group in range(num_groups))
     return Given.of([*step_shapes((1, 1, 1), num_groups, 1), *caches, "logits"], [*"TRQ", *widths])
+
+
+def step_room(limits: Limits, num_groups: int, width: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes of the step's arrays, by name, and the most that each size may be."""
+    sizes = limits.max_step_tokens, limits.max_requests, limits.max_rows
+    widths = {f"M{group}": width for group in range(num_groups)}
+    arrays = array_bytes(step_shapes(sizes, num_groups, width))
+    return arrays, dict(zip("TRQ", sizes, strict=True)) | widths
 
 
 @dataclass(frozen=True, slots=True)

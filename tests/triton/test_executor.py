@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from codegen.kv_block import block_bytes
-from runtime import Sampling, sampler
+from runtime import ArtifactError, Sampling, sampler
 from runtime.cache import Cache, Group
 from runtime.engine import Engine
 from runtime.executor import SampleArgs
@@ -167,3 +167,13 @@ def generated(model: TritonModel, ids: list[int], sampling: Sampling) -> tuple[l
             )
         )
     return tokens[len(ids) :], rows
+
+
+@pytest.mark.parametrize(
+    "text", ["def (", "raise ValueError(3)", "import sys; sys.exit(3)", "x = 1", "import triton as x", "\0"]
+)
+def test_what_is_no_kernel_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "kernels.py").write_text(text)
+    spec = KernelSpec("x.0", "x", "x", (), (), 4, 0, None)
+    with pytest.raises(ArtifactError, match=r"kernels\.py: .*Compile the model again"):
+        InterpretedDevice(tmp_path / "kernels.py").load([spec])
