@@ -11,6 +11,10 @@ import pytest
 OBJECTS = Path(__file__).parents[1] / "build" / "objects"
 ONE_DAY_S = 24 * 60 * 60
 
+# The run's processes fill the cores: a second thread of numpy or torch would only spin until it gets one.
+for library in ("OMP", "OPENBLAS"):
+    os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """The same source is built once a run, whichever of its processes wants it. Triton, which decides when it
