@@ -23,6 +23,7 @@ POINTERS: dict[DType, str] = {
     DType.F32: "*fp32", DType.BF16: "*bf16", DType.F16: "*fp16", DType.F64: "*fp64", DType.I64: "*i64",
     DType.I32: "*i32", DType.I8: "*i8", DType.U8: "*u8", DType.BOOL: "*u8",
 }  # fmt: skip
+FLOATS = (DType.F32, DType.BF16, DType.F16)  # that kernels widen to f32 and compute in
 ALIGNMENT = 16
 
 
@@ -165,7 +166,7 @@ def needs(op: Op, *allowed: DType) -> None:
 
 
 def literal(value: bool | int | float) -> str:
-    """A number as it stands in a kernel: floats as the shortest text of the same f32."""
+    """A number as it stands in a kernel, where arithmetic of f32 rounds it to one."""
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, int):
@@ -194,5 +195,5 @@ def _kv_groups(graph: Graph) -> dict[str, int]:
 
 
 __all__ = [
-    "POINTERS", "CodegenError", "Context", "dtype_of", "literal", "needs", "refuse", "shape_of",
+    "FLOATS", "POINTERS", "CodegenError", "Context", "dtype_of", "literal", "needs", "refuse", "shape_of",
 ]  # fmt: skip

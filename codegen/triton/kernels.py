@@ -7,8 +7,8 @@ from collections.abc import Callable
 from codegen.triton import moves, rows
 from codegen.triton.attention import paged_attention
 from codegen.triton.context import Context
-from codegen.triton.launch import Case
 from codegen.triton.kv_write import kv_write
+from codegen.triton.launch import Case
 from codegen.triton.linear import linear
 from ir.graph import Op
 

@@ -83,13 +83,17 @@ def always(*launches: Launch) -> list[Case]:
 
 def cdiv(size: Expr, step: int) -> Expr:
     """Tiles of `step` that cover a size."""
-    return -(-size // step) if isinstance(size, int) else size if step == 1 else ("cdiv", size, step)
+    if isinstance(size, int):
+        return -(-size // step)
+    return size if step == 1 else ("cdiv", size, step)
 
 
 def times(a: Expr, b: Expr) -> Expr:
     if isinstance(a, int) and isinstance(b, int):
         return a * b
-    return b if a == 1 else a if b == 1 else ("*", a, b)
+    if a == 1:
+        return b
+    return a if b == 1 else ("*", a, b)
 
 
 def expression(dim: Dim) -> Expr:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
-from codegen.triton.context import Context, dtype_of, needs, refuse, shape_of
+from codegen.triton.context import FLOATS, Context, dtype_of, needs, refuse, shape_of
 from codegen.triton.launch import Arg, Case, Expr, Launch, cdiv, expression, times
 from codegen.triton.render import render
 from codegen.triton.tiles import LinearTile, linear_tiles
@@ -26,7 +26,7 @@ class _Sizes:
 
 def linear(ctx: Context, op: Op) -> list[Case]:
     """A launch for each range of rows that has a tile of its own."""
-    needs(op, DType.F32, DType.BF16, DType.F16)
+    needs(op, *FLOATS)
     sizes = _sizes(op)
     args = _operands(ctx, op, sizes)
     tiles = linear_tiles(

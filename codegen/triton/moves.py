@@ -194,9 +194,8 @@ def constant(ctx: Context, op: Op) -> list[Case]:
     """iota, full and dim whose size is only known at run time."""
     count, out = product(shape_of(op.out)), Array(ctx.pointer(op.out), 1, ())
     arrays = {"out": out}
-    widened = (
-        ".to(tl.float32)" if dtype_of(op.out).is_float else ""
-    )  # the interpreter has no way from i64 to bf16
+    # By way of f32: the interpreter has none from i64 to bf16.
+    widened = ".to(tl.float32)" if dtype_of(op.out).is_float else ""
     if op.kind == "dim":
         value = Array(ctx.size(op.attr("size")), 0, ())
         return launch_loop(

@@ -61,12 +61,15 @@ def launch_loop(
     shape: Sequence[Dim],
     arrays: dict[str, Array],
     print_steps: Callable[[Tile], list[str]],
+    about: str = "",
 ) -> list[Case]:
-    """A kernel over `shape` whose parameters are `arrays`. print_steps: its statements."""
+    """A kernel over `shape` whose parameters are `arrays`. print_steps: its statements. about: what they do,
+    if the stem does not say it."""
     rows = expression(shape[0]) if shape else 1
     axes = merged_axes(shape[1:], {name: a.strides for name, a in arrays.items()})
     tile = Tile(arrays, axes)
-    body = [*tile.indices(), *print_steps(tile)]
+    comment = f"# A program works on a tile of rows of {tile.width}: {about or stem}."
+    body = [comment, *tile.indices(), *print_steps(tile)]
     size = row_tile(ctx.device, tile.width)
     launch = ctx.launch(
         stem,
@@ -166,7 +169,8 @@ def pointwise(ctx: Context, kernel: Kernel) -> list[Case]:
             lines.append(tile.store(targets[out.name], _stored(held[_key(out)], dtype_of(out))))
         return lines
 
-    return launch_loop(ctx, "pointwise", shape, arrays, steps)
+    kinds = ", ".join(op.kind for op in kernel.ops)
+    return launch_loop(ctx, "pointwise", shape, arrays, steps, kinds)
 
 
 def _array(ctx: Context, arg: Value | Weight, shape: Sequence[Dim]) -> Array:

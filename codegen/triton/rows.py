@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
-from codegen.triton.context import Context, dtype_of, literal, needs, refuse, shape_of
+from codegen.triton.context import FLOATS, Context, dtype_of, literal, needs, refuse, shape_of
 from codegen.triton.launch import Arg, Case, Expr, always, cdiv, expression
 from codegen.triton.pointwise import TYPES
 from codegen.triton.render import render
@@ -15,7 +15,6 @@ from ir.graph import Op, Value, tensor_of
 from ir.types import DType
 from passes.match import attribute, operand
 
-FLOATS = (DType.F32, DType.BF16, DType.F16)
 WHOLE = (DType.I32, DType.I64)
 
 
@@ -38,14 +37,17 @@ class Rows:
         return Rows(expression(product(leading)), ctx.ld(x) if leading else width, inner, width)
 
     @property
+    def token(self) -> str:
+        """The token that row `row` is of."""
+        return "row" if self.inner == 1 else f"(row // {self.inner})"
+
+    @property
     def start(self) -> str:
         """Where row `row` starts."""
         if self.ld == self.inner * self.width:
             return f"row.to(tl.int64) * {self.width}"
-        if self.inner == 1:
-            return f"row.to(tl.int64) * {self.ld}"
-        head = f" + row % {self.inner} * {self.width}"
-        return f"(row // {self.inner}).to(tl.int64) * {self.ld}{head}"
+        head = "" if self.inner == 1 else f" + row % {self.inner} * {self.width}"
+        return f"{self.token}.to(tl.int64) * {self.ld}{head}"
 
 
 def _row_kernel(
@@ -115,7 +117,7 @@ def rope(ctx: Context, op: Op) -> list[Case]:
         raise refuse(op, f"cos {list(angles)} does not fit {list(shape)} row by row")
     pairs, offset = cast(int, angles[-1]), attribute(op, "offset")
     interleaved = attribute(op, "interleaved")
-    terms = [f"(row // {rows.inner}).to(tl.int64) * {ctx.ld(cos)}"] if angles[0] == shape[0] else []
+    terms = [f"{rows.token}.to(tl.int64) * {ctx.ld(cos)}"] if angles[0] == shape[0] else []
     terms += [f"row % {rows.inner} * {pairs}"] if heads != 1 else []
     tile = whole_rows(ctx.device, rows.width)
     body = render(
@@ -123,7 +125,7 @@ def rope(ctx: Context, op: Op) -> list[Case]:
         rows=rows,
         angle=" + ".join(terms) or "row * 0",
         pairs=pairs,
-        first=f"{offset} + 2 * pair" if interleaved else f"{offset} + pair",
+        first=(f"{offset} + " if offset else "") + ("2 * pair" if interleaved else "pair"),
         partner=1 if interleaved else pairs,
         offset=offset,
         rest=rows.width - 2 * pairs,
@@ -191,7 +193,7 @@ def matmul(ctx: Context, op: Op) -> list[Case]:
         raise refuse(op, f"{list(a)} times {list(b)} is not a product within each token")
     rows, width = Rows.of(ctx, op, x), cast(int, b[-1])
     tile = whole_rows(ctx.device, min(width, 128))
-    factor = [] if shared else [f"(row // {rows.inner}).to(tl.int64) * {ctx.ld(y)}"]
+    factor = [] if shared else [f"{rows.token}.to(tl.int64) * {ctx.ld(y)}"]
     factor += [] if batch == 1 else [f"row // {a[-2]} % {batch} * {rows.width * width}"]
     launch = ctx.launch(
         "matmul",

@@ -5,6 +5,7 @@ The counterpart of tests/codegen/harness.py, whose steps and references it share
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,6 @@ class Kernels:
             for k in generated.kernels
         ]
         self.handles = dict(zip((s.name for s in specs), self.device.load(specs), strict=True))
-        import json
-
         self.plan = Plan.parse(json.dumps(generated.plan).encode(), "plan.json")
 
     def run(

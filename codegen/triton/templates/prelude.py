@@ -1,4 +1,7 @@
-"""The start of every generated kernels.py: what kernels have in common. Arithmetic is in f32 throughout."""
+"""The start of every generated kernels.py: what kernels have in common.
+
+Arithmetic is in f32 where nothing else is said.
+"""
 
 import triton
 import triton.language as tl
