@@ -103,11 +103,16 @@ def _in_a_process(artifact: Artifact, target: str) -> Array:
         command = [sys.executable, "-m", "compiler.trial", str(artifact.root), target, str(out)]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         env = {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "1"}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(
+                command, env=env, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
+            )
+        except subprocess.TimeoutExpired as error:
+            raise CompileError(
+                f"the compiled forward for {target} has not ended after {TIMEOUT_S} s. Please report it"
+            ) from error
         if done.returncode:
-            said = (done.stderr.strip().splitlines() or [f"the process ended with code {done.returncode}"])[
-                -1
-            ]
+            *_, said = done.stderr.strip().splitlines() or [f"the process ended with code {done.returncode}"]
             raise CompileError(f"the compiled forward for {target} fails: {said}. Please report it")
         return np.load(out)
 
