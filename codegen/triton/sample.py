@@ -32,7 +32,7 @@ from codegen.triton.render import render
 from codegen.triton.schedule import power_of_two
 from ir.graph import tensor_of
 
-LEAST_KEY = -0x7F800001  # of -infinity
+LEAST_KEY = "-0x7F800001"  # of -infinity
 MAX_TOP = 1024  # what "top" sorts per row
 PARAMETERS = {
     "temperature": "*fp32", "top_p": "*fp32", "min_p": "*fp32", "top_k": "*i32", "seed": "*u64",
