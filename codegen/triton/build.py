@@ -15,13 +15,13 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from codegen.triton.devices import Device
 from codegen.triton.launch import Kernel
-from codegen.triton.resources import occupancy, of_amdgcn, of_cubin
+from codegen.triton.resources import Resources, occupancy, of_amdgcn, of_cubin
 from codegen.triton.toolchain import BuildError, versions
 from codegen.triton.workers import Workers
 
@@ -29,6 +29,9 @@ Report = Callable[[int, int], None]
 SOURCE = "kernels/kernels.py"
 EXTENSION = {"cuda": "cubin", "hip": "hsaco"}
 CACHE_VERSION = 1
+_ANSWER = {"symbol", "num_warps", "shared_bytes", "scratch_bytes", "profile_scratch_bytes", "binary"} | {
+    field.name for field in fields(Resources)
+}  # what is kept of a kernel
 
 
 @dataclass(frozen=True)
@@ -83,14 +86,19 @@ def kernels_json(built: Sequence[BuiltKernel], device: Device) -> dict[str, Any]
     return {"target": device.target, "source": SOURCE, "made_by": made_by, "kernels": kernels}
 
 
-def cache_folder() -> Path:
-    """$OCTAVO_CACHE/kernels, by default in the user's cache folder."""
-    user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("OCTAVO_CACHE") or Path(user) / "octavo") / "kernels"
+def cache_folder() -> Path | None:
+    """$OCTAVO_CACHE/kernels, by default in the user's cache folder; None for a user without a home."""
+    if given := os.environ.get("OCTAVO_CACHE"):
+        return Path(given) / "kernels"
+    try:
+        user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return Path(user) / "octavo/kernels"
 
 
 class _Builder:
-    def __init__(self, directory: Path, device: Device, cache: Path, fewer_stages: bool) -> None:
+    def __init__(self, directory: Path, device: Device, cache: Path | None, fewer_stages: bool) -> None:
         self.directory, self.device, self.fewer_stages = directory, device, fewer_stages
         self.source = directory / SOURCE
         self._texts = _closures(self.source.read_text())
@@ -132,9 +140,12 @@ class _Builder:
 
     def _answer(self, kernel: Kernel, workers: Workers) -> dict[str, Any]:
         """From the cache, or of a worker."""
+        if self._cache is None:
+            return _measured(workers.build(asdict(kernel)))
         place = self._cache / f"{self._key(kernel)}.json"
-        with suppress(OSError, ValueError):
-            return json.loads(place.read_text())
+        found = _kept(place)
+        if found is not None:
+            return found
         answer = _measured(workers.build(asdict(kernel)))
         with suppress(OSError):  # the cache only saves time
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -149,6 +160,16 @@ class _Builder:
         device = (self.device.backend, self.device.arch, self.device.warp_size)
         text = json.dumps([CACHE_VERSION, self._versions, device, told, self._texts[kernel.function]])
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _kept(place: Path) -> dict[str, Any] | None:
+    """A file of the cache, if it holds what `_measured` returned."""
+    try:
+        found = json.loads(place.read_text())
+        whole = found.keys() == _ANSWER and base64.b64decode(found["binary"]).startswith(b"\x7fELF")
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return None
+    return found if whole else None
 
 
 def _measured(answer: dict[str, Any]) -> dict[str, Any]:

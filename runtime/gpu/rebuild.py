@@ -10,26 +10,36 @@ import secrets
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 from runtime.artifact import Artifact
 from runtime.errors import ArtifactError
+from runtime.gpu.device import KernelSpec
+from runtime.gpu.kernels import parse_kernels
 from runtime.manifest import GpuTarget
 
 LOG = logging.getLogger("octavo")
 
 
 def cache_folder() -> Path:
-    """$OCTAVO_CACHE/rebuilt, by default in the user's cache folder."""
-    user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("OCTAVO_CACHE") or Path(user) / "octavo") / "rebuilt"
+    """$OCTAVO_CACHE/rebuilt, by default in the user's cache folder. Raises ArtifactError."""
+    if given := os.environ.get("OCTAVO_CACHE"):
+        return Path(given) / "rebuilt"
+    try:
+        user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError as error:  # a user without a home
+        todo = "Set OCTAVO_CACHE to a folder for them"
+        raise ArtifactError("there is no place to keep kernels built for this GPU", todo=todo) from error
+    return Path(user) / "octavo/rebuilt"
 
 
-def rebuilt(artifact: Artifact, target: GpuTarget, wanted: str, device: str) -> Path:
-    """A folder with kernels.json and the binaries for `wanted`, a target's name. Takes a compiler, the first
-    time, and says so. Raises ArtifactError.
+def rebuilt(artifact: Artifact, target: GpuTarget, wanted: str, device: str) -> Sequence[KernelSpec]:
+    """The kernels, with binaries for `wanted`, a target's name. Takes a compiler, the first time, and says
+    so. Raises ArtifactError.
     """
     todo = f"Compile the model with --target {wanted}"
     if find_spec("triton") is None:
@@ -40,20 +50,20 @@ def rebuilt(artifact: Artifact, target: GpuTarget, wanted: str, device: str) -> 
             todo=f"Install it (pip install 'octavo[compile,triton]'), or {todo[0].lower()}{todo[1:]}",
         )
     folder = cache_folder() / _key(artifact, target, wanted)
-    if (folder / "kernels.json").is_file():
-        return folder
+    with suppress(OSError, ArtifactError):  # not there, or damaged
+        return _read(folder)
     LOG.warning("octavo: building the kernels of %s for %s (%s), once", artifact.root.name, device, wanted)
     partial = folder.with_name(f"{folder.name}.{secrets.token_hex(4)}")
     try:
         _build(artifact.path(target.kernels).parent, wanted, partial, todo)
         _publish(partial, folder)
+        return _read(folder)
     except OSError as error:
         raise ArtifactError(
             f"its kernels for {wanted} cannot be kept ({error})", where=str(folder), todo="Set OCTAVO_CACHE"
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return folder
 
 
 def _key(artifact: Artifact, target: GpuTarget, wanted: str) -> str:
@@ -74,8 +84,16 @@ def _build(source: Path, wanted: str, out: Path, todo: str) -> None:
 
 
 def _publish(partial: Path, folder: Path) -> None:
+    """Another process may have been first, or what is there is damaged."""
     try:
         partial.rename(folder)
     except OSError:
-        if not (folder / "kernels.json").is_file():  # else another process was first
-            raise
+        old = folder.with_name(f"{folder.name}.{secrets.token_hex(4)}")
+        folder.rename(old)
+        partial.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _read(folder: Path) -> Sequence[KernelSpec]:
+    data = (folder / "kernels.json").read_bytes()
+    return parse_kernels(data, str(folder), lambda name: (folder / name).read_bytes())

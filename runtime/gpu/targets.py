@@ -75,10 +75,10 @@ def _open(artifact: Artifact, target: GpuTarget) -> tuple[Device, Sequence[Kerne
     except Unavailable as error:
         raise _lacking(artifact, target, str(error)) from error
     if runs(target.arch, api.arch):
-        return DriverDevice(api), _kernels(artifact, target)
-    folder = rebuilt(artifact, target, f"{target.backend}:{api.arch}", api.name)
-    data = (folder / "kernels.json").read_bytes()
-    return DriverDevice(api), parse_kernels(data, str(folder), lambda name: (folder / name).read_bytes())
+        kernels = _kernels(artifact, target)
+    else:
+        kernels = rebuilt(artifact, target, f"{target.backend}:{api.arch}", api.name)
+    return DriverDevice(api), kernels  # opened last: nothing has to close it
 
 
 def _kernels(artifact: Artifact, target: GpuTarget) -> Sequence[KernelSpec]:

@@ -224,6 +224,40 @@ def test_kernels_are_built_once_for_another_gpu(tmp_path, monkeypatch, caplog):
     assert len(list((tmp_path / "cache/rebuilt").iterdir())) == 1
 
 
+@pytest.mark.parametrize(
+    ("damaged", "data"), [("kernels.json", None), ("kernels.json", b"[]"), ("kernels/norm.0.cubin", None)]
+)
+def test_what_was_kept_and_is_damaged_is_built_again(tmp_path, monkeypatch, damaged, data):
+    machine(monkeypatch, triton=True, cuda="sm_100")
+    monkeypatch.setattr(targets, "DriverDevice", FakeDriverDevice)
+    commands = builds(monkeypatch, tmp_path / "cache")
+    found = artifact(tmp_path / "tiny.octavo", "cuda:sm_90")
+    target = found.target("cuda:sm_90")
+    assert isinstance(target, GpuTarget)
+    targets.open_target(found, target)
+    (folder,) = (tmp_path / "cache/rebuilt").iterdir()
+    (folder / damaged).unlink()
+    if data is not None:
+        (folder / damaged).write_bytes(data)
+    _, compiled = targets.open_target(found, target)
+    assert [spec.binary for spec in compiled.kernels] == [b"for another"] and len(commands) == 2
+    assert list((tmp_path / "cache/rebuilt").iterdir()) == [folder]
+
+
+def test_a_user_without_a_home_is_told_where_to_keep_what_is_built(tmp_path, monkeypatch):
+    machine(monkeypatch, triton=True, cuda="sm_100")
+    monkeypatch.delenv("OCTAVO_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    found = artifact(tmp_path / "tiny.octavo", "cuda:sm_90")
+    with pytest.raises(ArtifactError, match="Set OCTAVO_CACHE"):
+        runtime.load(found.root, target="cuda:sm_90")
+
+
+def homeless() -> Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
 def test_a_build_that_fails_says_why_and_leaves_nothing(tmp_path, monkeypatch):
     machine(monkeypatch, triton=True, cuda="sm_86")
     builds(monkeypatch, tmp_path / "cache", code=2)

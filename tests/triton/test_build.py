@@ -161,20 +161,42 @@ def test_a_moved_function_compiles_to_the_same_binary(tmp_path: Path, cold: Call
     assert (tmp_path / "kernels/add.0.cubin").read_bytes() == before.binary(ADD)
 
 
-def test_a_damaged_cache_is_built_over(tmp_path: Path, cold: Callable[[str], Cold]) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[:100],
+        lambda text: "[]",
+        lambda text: "{}",
+        lambda text: "[" * 10**5,
+        lambda text: json.dumps(json.loads(text) | {"binary": 3}),
+        lambda text: json.dumps(json.loads(text) | {"binary": "AAAA"}),
+    ],
+)
+def test_a_damaged_cache_is_built_over(
+    tmp_path: Path, cold: Callable[[str], Cold], damage: Callable[[str], str]
+) -> None:
     first = cold("cuda:sm_90")
     shutil.copytree(first.cache, tmp_path / "cache")
-    for entry in (tmp_path / "cache").iterdir():
-        entry.write_text(entry.read_text()[:100])
+    whole = {entry.name: entry.read_text() for entry in (tmp_path / "cache").iterdir()}
+    for name, text in whole.items():
+        (tmp_path / "cache" / name).write_text(damage(text))
     assert build(tmp_path / "out", [ADD], first.device, tmp_path / "cache") == first.built[1:]
-    assert sum(_is_json(entry) for entry in (tmp_path / "cache").iterdir()) == 1
+    assert sum((tmp_path / "cache" / name).read_text() == text for name, text in whole.items()) == 1
 
 
-def _is_json(path: Path) -> bool:
-    try:
-        return bool(json.loads(path.read_text()))
-    except ValueError:
-        return False
+def test_a_user_without_a_home_builds_without_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cold: Callable[[str], Cold]
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    first = cold("cuda:sm_90")
+    monkeypatch.setattr(Path, "home", homeless)
+    for name in ("OCTAVO_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels/kernels.py").write_text(SOURCE)
+    assert build_kernels(tmp_path, [ADD], first.device) == first.built[1:]
 
 
 def test_a_kernel_that_does_not_compile_is_named(tmp_path: Path) -> None:
