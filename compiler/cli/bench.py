@@ -28,6 +28,9 @@ def command(
     context_tokens: Annotated[
         int, typer.Option(help="Cached tokens before the prompt; a multiple of 16.", min=0)
     ] = 0,
+    target: Annotated[
+        str | None, typer.Option(help="Default: the best of the engine's that this machine can run.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Default: the cores this process may use.")] = None,
     repeats: Annotated[int, typer.Option(help="Figures are medians over this many runs.", min=1)] = 3,
     seed: Annotated[int, typer.Option(help="Of the random token ids.", min=0)] = 0,
@@ -36,16 +39,18 @@ def command(
     """Measure prefill and decode throughput, time to the first token, load time and peak memory.
 
     bandwidth_share is what decode reaches of a plain read's rate, peak_share what prefill reaches of the
-    arithmetic's; both rates are measured in turn with the runs.
+    arithmetic's; both rates are measured in turn with the runs. Of a GPU's target there are no shares.
 
     octavo bench model.octavo --json
 
     octavo bench model.octavo --requests 16 --prompt-tokens 128 --new-tokens 128
+
+    octavo bench model.octavo --target cuda:sm_90 --requests 64
     """
     if context_tokens % 16:
         raise CompileError(f"--context-tokens {context_tokens}: must be a multiple of 16")
     workload = Workload(prompt_tokens, new_tokens, requests, context_tokens, seed)
-    figures = run(engine, workload, threads, repeats)
+    figures = run(engine, workload, target, threads, repeats)
     if as_json:
         print(json.dumps(figures))
         return
@@ -99,17 +104,20 @@ class Times:
         }
 
 
-def run(path: Path, workload: Workload, threads: int | None, repeats: int) -> dict[str, Any]:
-    """Load the engine, run the workload once to warm up, then the machine's limits and the workload in turn,
-    `repeats` times; the medians."""
+def run(
+    path: Path, workload: Workload, target: str | None, threads: int | None, repeats: int
+) -> dict[str, Any]:
+    """Load the engine, run the workload once to warm up, then the machine's limits (of the target cpu) and
+    the workload in turn, `repeats` times; the medians."""
     import numpy as np
 
     import runtime
     from compiler.profile.limits import Limits, Probe
 
     start = time.perf_counter()
-    engine = runtime.load(path, threads=threads)
+    engine = runtime.load(path, target=target, threads=threads)
     load_s = time.perf_counter() - start
+    ran = engine.stats().target
     rng = np.random.default_rng(workload.seed)
     vocab_size = engine.model.vocab_size
 
@@ -128,19 +136,21 @@ def run(path: Path, workload: Workload, threads: int | None, repeats: int) -> di
         run_once()
         peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         artifact = Artifact.open(path, verify="fast")
-        probe = Probe(artifact, threads or machine.default_threads())
-        rounds = [(probe.measure(), run_once()) for _ in range(repeats)]
+        probe = Probe(artifact, threads or machine.default_threads()) if ran == "cpu" else None
+        rounds = [(probe and probe.measure(), run_once()) for _ in range(repeats)]
     finally:
         engine.close()
-    limits, runs = Limits.median([limits for limits, _ in rounds]), [times for _, times in rounds]
+    measured, runs = [limits for limits, _ in rounds if limits], [times for _, times in rounds]
+    limits = Limits.median(measured) if measured else None
     figures = [times.figures(workload) for times in runs]
     return {
         **{key: statistics.median(each[key] for each in figures) for key in figures[0]},
-        **_shares(artifact, workload, limits, runs),
+        **(_shares(artifact, workload, limits, runs) if limits else {}),
         "load_s": load_s,
         "peak_rss_bytes": peak_rss_bytes,
-        **asdict(limits),
+        **(asdict(limits) if limits else {}),
         **asdict(workload),
+        "target": ran,
         "threads": threads,
         "repeats": repeats,
     }

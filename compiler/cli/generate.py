@@ -44,6 +44,8 @@ def command(
 
     octavo generate model.octavo --chat "Write a haiku." --temperature 0.8 --seed 7
 
+    octavo generate model.octavo "2 + 2 =" --target cpu --threads 1
+
     cat article.txt | octavo generate model.octavo - --max-new-tokens 64 --json
     """
     import runtime

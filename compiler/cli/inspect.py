@@ -24,7 +24,11 @@ def command(
     ] = None,
     kernels: Annotated[
         bool,
-        typer.Option("--kernels", help="What every kernel takes of its device, and its bound in a step."),
+        typer.Option(
+            "--kernels",
+            help="What every kernel takes of its device, and the least time of all its launches in a step "
+            "(docs/gpu.md explains the columns). No GPU is needed.",
+        ),
     ] = False,
     requests: Annotated[
         int | None, typer.Option(help="With --kernels: requests in the step. Default 16.", min=1, max=2**16)
@@ -48,7 +52,9 @@ def command(
 
     octavo inspect model.octavo --ir graph
 
-    octavo inspect model.octavo --kernels --target cuda:sm_90 --requests 64 --context 8000
+    octavo inspect model.octavo --kernels --target cuda:sm_90
+
+    octavo inspect model.octavo --kernels --requests 64 --context 4000 --json
     """
     artifact = Artifact.open(engine, verify="fast")
     if target is not None:
@@ -137,6 +143,7 @@ def _show(artifact: Artifact) -> None:
         ("model", f"{model['dtype']}, vocabulary {model['vocab_size']:,}, context {model['max_context']:,}"),
         ("frozen", ", ".join(f"{k}={v}" for k, v in model.get("frozen", {}).items()) or "nothing"),
         ("tokenizer", ", ".join(artifact.manifest.tokenizer_files) or "none"),
+        *[("weights", "none: to inspect and to measure, not to load")] * _without_weights(facts),
         *(("kv group", _group(group)) for group in facts["kv_groups"]),
         ("kv in all", f"{facts['kv_bytes_per_token']:,} bytes per token"),
         *(("target", text) for name, each in facts["targets"].items() for text in _target(name, each)),
@@ -147,6 +154,10 @@ def _show(artifact: Artifact) -> None:
     for row in rows:
         table.add_row(*row)
     Console().print(table, markup=False)
+
+
+def _without_weights(facts: dict[str, Any]) -> bool:
+    return all(target["weights"] is None for target in facts["targets"].values())
 
 
 def _span(names: list[str]) -> str:

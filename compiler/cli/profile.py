@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from compiler.errors import CompileError
 from runtime import machine
 from runtime.artifact import Artifact
 
@@ -40,6 +41,8 @@ def command(
 ) -> None:
     """Time every kernel of a prefill step and a decode step, beside the machine's bandwidth and peak.
 
+    Of the target cpu. What a GPU's kernels ask of it, `octavo inspect --kernels` shows.
+
     octavo profile model.octavo
 
     octavo profile model.octavo --context-tokens 4096 --requests 16 --trace trace.json
@@ -49,6 +52,11 @@ def command(
     from compiler.profile.trace import chrome_trace
 
     artifact = Artifact.open(engine)
+    if "cpu" not in artifact.manifest.targets:
+        raise CompileError(
+            f"{engine}: was compiled for {', '.join(artifact.manifest.targets)}; octavo profile times the "
+            "target cpu alone. Try octavo inspect --kernels, which shows a GPU's kernels beside their bounds"
+        )
     num_threads = threads or machine.default_threads()
     workload = Workload(prompt_tokens, context_tokens, requests)
     found = profile(artifact, workload, num_threads, isa, repeats)
