@@ -27,7 +27,7 @@ from runtime.errors import ArtifactError, OctavoError
 from runtime.executor import Executor
 from runtime.gpu.executor import GpuExecutor
 from runtime.gpu.plan import Plan, evaluate
-from runtime.gpu.targets import find_api, open_target, runs
+from runtime.gpu.targets import find_api, open_target, runs_as_built
 from runtime.gpu.vendor import Unavailable
 from runtime.manifest import GpuTarget
 from runtime.scheduler import Limits
@@ -78,11 +78,11 @@ def check_runnable(artifact: Artifact, target: str) -> None:
             raise NotRun(f"{count:,} programs would take the interpreter minutes")
         return
     try:
-        found = find_api(gpu.backend).arch
+        found = find_api(gpu.backend)
     except Unavailable as error:
         raise NotRun(f"there is no such GPU here: {error}") from error
-    if not runs(gpu.arch, found):
-        raise NotRun(f"the GPU here is {found}")
+    if not runs_as_built(artifact, gpu, found):
+        raise NotRun(f"the GPU here is {found.arch}, for which kernels have to be built again")
 
 
 def num_programs(artifact: Artifact, target: GpuTarget) -> int:

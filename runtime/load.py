@@ -88,7 +88,7 @@ def _choose(artifact: Artifact) -> str:
     if gpus:
         from runtime.gpu.targets import best
 
-        found = best(gpus)
+        found = best(artifact, gpus)
         if found is not None:
             return found.name
     interpreted = [target.name for target in gpus if target.backend == "interpret"]

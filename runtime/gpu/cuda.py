@@ -47,8 +47,9 @@ class CudaApi(Api):
             raise Unavailable("its driver lists no GPU")
         self._device = self._do("device", 0)
         self.name = _text(self._do("name", 256, self._device))
-        major, minor = self._capability("MAJOR"), self._capability("MINOR")
+        major, minor = (self._attribute(f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR"))
         self.arch = f"sm_{major}{minor}"
+        self.shared_bytes = self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
 
     @staticmethod
     def find() -> CudaApi:
@@ -64,9 +65,8 @@ class CudaApi(Api):
             raise Unavailable(missing) from error
         return CudaApi(driver)
 
-    def _capability(self, part: str) -> int:
-        kinds = self._driver.CUdevice_attribute
-        kind = getattr(kinds, f"CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{part}")
+    def _attribute(self, name: str) -> int:
+        kind = getattr(self._driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return int(self._do("attribute", kind, self._device))
 
     def _do(self, what: str, *args: Any) -> Any:

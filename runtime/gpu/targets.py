@@ -39,18 +39,28 @@ def runs(binary: str, device: str) -> bool:
     return built < FIRST_OF_ITS_OWN and built // 10 == have // 10 and built <= have
 
 
-def best(targets: Sequence[GpuTarget]) -> GpuTarget | None:
+def runs_as_built(artifact: Artifact, target: GpuTarget, api: Api) -> bool:
+    """Whether a device runs a target's binaries: devices of one generation differ in shared memory."""
+    if not runs(target.arch, api.arch):
+        return False
+    if target.arch == api.arch or api.shared_bytes is None:
+        return True
+    listed = parse_kernels(artifact.read(target.kernels), target.kernels, lambda name: b"")
+    return max((spec.shared_bytes for spec in listed), default=0) <= api.shared_bytes
+
+
+def best(artifact: Artifact, targets: Sequence[GpuTarget]) -> GpuTarget | None:
     """The target that this machine's GPU runs; else one that it runs once rebuilt, if Triton is here."""
-    found: dict[str, str] = {}
+    found: dict[str, Api] = {}
     for backend in {target.backend for target in targets} - {"interpret"}:
         try:
-            found[backend] = find_api(backend).arch
+            found[backend] = find_api(backend)
         except Unavailable:
             continue
     there = [target for target in targets if target.backend in found]
-    fitting = [target for target in there if runs(target.arch, found[target.backend])]
+    fitting = [target for target in there if runs_as_built(artifact, target, found[target.backend])]
     if fitting:
-        return max(fitting, key=lambda target: target.arch == found[target.backend])
+        return max(fitting, key=lambda target: target.arch == found[target.backend].arch)
     return there[0] if there and find_spec("triton") is not None else None
 
 
@@ -74,7 +84,7 @@ def _open(artifact: Artifact, target: GpuTarget) -> tuple[Device, Sequence[Kerne
         api = find_api(target.backend)
     except Unavailable as error:
         raise _lacking(artifact, target, str(error)) from error
-    if runs(target.arch, api.arch):
+    if runs_as_built(artifact, target, api):
         kernels = _kernels(artifact, target)
     else:
         kernels = rebuilt(artifact, target, f"{target.backend}:{api.arch}", api.name)

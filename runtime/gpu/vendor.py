@@ -23,13 +23,15 @@ class OutOfMemory(Exception):
 class Api(ABC):
     """One device of a vendor. Nothing is held before open().
 
-    calls: the vendor's names of what is done. name: of the device. arch: as targets spell it.
+    calls: the vendor's names of what is done. name: of the device. arch: as targets spell it. shared_bytes:
+    the most shared memory that a block may take; None where only the device's own binaries run anyway.
     """
 
     calls: Mapping[str, str]
     warp_size: int
     name: str
     arch: str
+    shared_bytes: int | None = None
     _stream: Any
 
     @abstractmethod

@@ -43,7 +43,9 @@ class CudaStub:
 
     CUresult = Code
     CUdevice_attribute = SimpleNamespace(
-        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=75, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=76
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=75,
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=76,
+        CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN=97,
     )
     CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
@@ -73,7 +75,7 @@ class CudaStub:
         if name in self.fails:
             return (self.fails[name], None)[: 1 if name == "cuLaunchKernel" else 2]
         if name == "cuDeviceGetAttribute":
-            return Code.CUDA_SUCCESS, {75: 9, 76: 0}[args[0]]
+            return Code.CUDA_SUCCESS, {75: 9, 76: 0, 97: 227 << 10}[args[0]]
         if name in ("cuMemAlloc", "cuMemHostAlloc"):
             self.held.append(c.create_string_buffer(args[0]))
             return Code.CUDA_SUCCESS, c.addressof(self.held[-1])
@@ -103,7 +105,7 @@ def device(stub: CudaStub) -> DriverDevice:
 
 def test_a_device_is_opened_with_a_context_and_a_stream(stub):
     api = CudaApi(stub)
-    assert (api.name, api.arch) == ("H100", "sm_90")
+    assert (api.name, api.arch, api.shared_bytes) == ("H100", "sm_90", 227 << 10)
     assert "cuDevicePrimaryCtxRetain" not in stub.names()  # nothing is held until it is opened
     DriverDevice(api)
     assert stub.calls == [

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import runtime
+from compiler import trial
+from compiler.trial import NotRun, check_runnable
 from runtime import ArtifactError, ResourceError
 from runtime.artifact import Artifact
 from runtime.gpu import rebuild, targets
@@ -33,6 +35,7 @@ KERNEL = {
 class FakeApi:
     def __init__(self, arch: str) -> None:
         self.arch, self.name = arch, f"a GPU of {arch}"
+        self.shared_bytes = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10}.get(arch, 227 << 10)
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, *, triton: bool = False, **arches: str) -> None:
@@ -44,6 +47,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, *, triton: bool = False, **arches: 
         return FakeApi(arches[backend])
 
     monkeypatch.setattr(targets, "find_api", find)
+    monkeypatch.setattr(trial, "find_api", find)
     for module in (targets, rebuild):
         monkeypatch.setattr(module, "find_spec", lambda name: object() if triton else None)
 
@@ -105,12 +109,46 @@ def test_a_gpu_that_needs_a_rebuild_is_chosen_where_that_can_be_done(tmp_path, m
     assert _choose(artifact(tmp_path / "b", "hip:gfx942")) == "cpu"
 
 
+LARGE = [KERNEL, KERNEL | {"name": "norm.1", "shared_bytes": (99 << 10) + 1}]
+
+
+def test_a_gpu_with_less_shared_memory_than_kernels_take_needs_a_rebuild(tmp_path, monkeypatch):
+    machine(monkeypatch, cuda="sm_86")
+    found = artifact(tmp_path / "tiny.octavo", "cuda:sm_80", kernels=LARGE)
+    assert _choose(found) == "cpu"
+    with pytest.raises(ArtifactError, match="no binaries for a GPU of sm_86 .*, and Triton is not here"):
+        runtime.load(found.root, target="cuda:sm_80")
+    with pytest.raises(NotRun, match="the GPU here is sm_86"):
+        check_runnable(found, "cuda:sm_80")
+    machine(monkeypatch, triton=True, cuda="sm_86")
+    monkeypatch.setattr(targets, "DriverDevice", FakeDriverDevice)
+    commands = builds(monkeypatch, tmp_path / "cache")
+    assert _choose(found) == "cuda:sm_80"
+    target = found.target("cuda:sm_80")
+    assert isinstance(target, GpuTarget)
+    _, compiled = targets.open_target(found, target)
+    assert [spec.binary for spec in compiled.kernels] == [b"for another"]
+    assert commands[0][4:6] == ["--target", "cuda:sm_86"]
+
+
+def test_a_gpu_with_as_much_shared_memory_runs_the_binaries(tmp_path, monkeypatch):
+    machine(monkeypatch, cuda="sm_86")
+    monkeypatch.setattr(targets, "DriverDevice", FakeDriverDevice)
+    fitting = [KERNEL | {"shared_bytes": 99 << 10}]
+    found = artifact(tmp_path / "tiny.octavo", "cuda:sm_80", kernels=fitting)
+    assert _choose(found) == "cuda:sm_80"
+    target = found.target("cuda:sm_80")
+    assert isinstance(target, GpuTarget)
+    _, compiled = targets.open_target(found, target)
+    assert [spec.binary for spec in compiled.kernels] == [b"not a binary"]
+
+
 def test_where_nothing_runs_a_target_says_what_it_needs(tmp_path, monkeypatch):
     machine(monkeypatch)
     assert _choose(artifact(tmp_path / "a", "cuda:sm_90", cpu=False)) == "cuda:sm_90"
     both = artifact(tmp_path / "b", "cuda:sm_90", "triton-interpret", cpu=False)
     assert _choose(both) == "triton-interpret"
-    assert best([]) is None
+    assert best(both, []) is None
 
 
 @pytest.mark.parametrize(
