@@ -36,9 +36,8 @@ _SMALL = AttentionTile(16, 32, 8, 2)
 # Architecture, bytes of an element -> by the widest head that they are for.
 _TILES: dict[tuple[str, int], dict[int, _Tiles]] = {
     ("sm_80", 2): {
-        64: (AttentionTile(64, 64, 4, 3), AttentionTile(16, 64, 4, 5), AttentionTile(64, 32, 4, 3)),
         128: (AttentionTile(32, 64, 4, 3), AttentionTile(16, 64, 4, 5), AttentionTile(16, 64, 4, 3)),
-        256: (AttentionTile(16, 64, 8, 2), AttentionTile(16, 64, 4, 3), AttentionTile(16, 64, 4, 2)),
+        256: (AttentionTile(16, 64, 4, 2), AttentionTile(16, 64, 4, 3), AttentionTile(16, 64, 4, 2)),
     },
     ("sm_90", 2): {
         128: (AttentionTile(128, 64, 8, 3), AttentionTile(16, 64, 4, 5), AttentionTile(64, 64, 4, 2)),
