@@ -30,7 +30,12 @@ class Compiled:
     @property
     def table_width(self) -> int:
         """Blocks of a request of the whole context."""
-        return -(-self.model.max_context // self.groups[0].block) if self.groups else 1
+        return -(-self.model.max_context // self.block)
+
+    @property
+    def block(self) -> int:
+        """Tokens of a block, the same in all groups."""
+        return self.groups[0].block if self.groups else self.model.max_context
 
     def buffer_bytes(self, limits: Limits) -> list[int]:
         return self.plan.buffer_bytes(limits.max_step_tokens, limits.max_requests, limits.max_rows)

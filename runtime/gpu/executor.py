@@ -20,7 +20,7 @@ from runtime.gpu.device import Device
 from runtime.gpu.memory import upload_weights, weight_offsets
 from runtime.gpu.program import Memory, Program
 from runtime.gpu.sampler import GpuSampler, sampler_given
-from runtime.gpu.steps import Steps, step_given
+from runtime.gpu.steps import Steps, Tables, step_given
 from runtime.scheduler import Limits
 from runtime.step import Step
 
@@ -71,8 +71,8 @@ class GpuExecutor:
         self._logits = device.allocate(limits.max_rows * self._vocab_size * 4, "the logits")
         caches = {f"kv{group}": pool.address for group, pool in enumerate(self._pools)}
         inputs = {**caches, "logits": self._logits}
-        width = compiled.table_width
-        self._steps = Steps(device, program, limits, len(self._pools), width, inputs, buckets)
+        tables = Tables(len(self._pools), compiled.table_width, compiled.block)
+        self._steps = Steps(device, program, limits, tables, inputs, buckets)
         self._sampler = GpuSampler(device, program, limits.max_rows, self._vocab_size, self._logits)
         self._numbers = np.arange(limits.max_rows, dtype=np.int32)
         self._started = False  # whether the step's arrays are still being read

@@ -2,6 +2,7 @@
 
 Steps in which every request has one token and one row, as in decode, are padded to a few sizes (buckets), and
 each of these is recorded once. Padding writes nothing: its slots are negative and its requests empty.
+Tables have as many columns as the step's longest request needs, rounded up to one of a few widths.
 """
 
 from __future__ import annotations
@@ -18,11 +19,29 @@ from runtime.gpu.staging import Area, Shapes, Staged, array_bytes, staged_bytes
 from runtime.scheduler import Limits
 from runtime.step import Step
 
+LEAST_WIDTH = 64  # of tables: 1,024 tokens in blocks of 16, and 256 bytes to copy for each request
+
 
 def decode_buckets(most: int) -> tuple[int, ...]:
     """Sizes of decode steps up to `most` requests."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, most + 1, 32)]
     return (*(size for size in sizes if size < most), most)
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """count: how many there are. width: columns for a request of the whole context. block: tokens of one."""
+
+    count: int
+    width: int
+    block: int
+
+    def width_for(self, lens: np.ndarray) -> int:
+        """The step's. Each width is recorded for itself, so one is four times the one before."""
+        needed, width = -(-int(lens.max(initial=0)) // self.block), LEAST_WIDTH
+        while width < needed:
+            width *= 4
+        return min(width, self.width)
 
 
 def step_shapes(sizes: tuple[int, int, int], num_groups: int, width: int) -> Shapes:
@@ -81,7 +100,8 @@ class Form:
         for group, (slots, table) in enumerate(zip(step.slots, step.tables, strict=True)):
             _fill(arrays[f"slots{group}"], slots, tokens, -1)
             held = arrays[f"table{group}"]
-            held[:requests, : table.shape[1]] = table
+            columns = min(held.shape[1], table.shape[1])
+            held[:requests, :columns] = table[:, :columns]
             held[requests:] = 0
         self.staged.upload()
 
@@ -102,33 +122,32 @@ class Steps:
         device: Device,
         program: Program,
         limits: Limits,
-        num_groups: int,
-        width: int,
+        tables: Tables,
         inputs: Mapping[str, int],
         buckets: Sequence[int] | None = None,
     ) -> None:
         self._device, self._program, self._inputs = device, program, inputs
-        self._num_groups, self._width = num_groups, width
-        self._area = Area.of(device, step_bytes(limits, num_groups, width), "the step's arrays")
+        self._tables = tables
+        self._area = Area.of(device, step_bytes(limits, tables.count, tables.width), "the step's arrays")
         most = min(limits.max_step_tokens, limits.max_requests)
         given = decode_buckets(most) if buckets is None else buckets
         self._buckets = [size for size in given if size <= most]
-        self._recorded: dict[int, Form] = {}
+        self._recorded: dict[tuple[int, int], Form] = {}  # by bucket and width of tables
 
     def start(self, step: Step) -> None:
         """Start a step; the one before must be done."""
         sizes = len(step.ids), len(step.lens), len(step.rows)
-        bucket = self._bucket(sizes)
+        bucket, width = self._bucket(sizes), self._tables.width_for(step.lens)
         if bucket is None:
-            form = self._form(sizes)
+            form = self._form(sizes, width)
             form.upload(step)
             self._run(form)
             return
-        if bucket not in self._recorded:
-            form = self._form((bucket, bucket, bucket))
+        if (bucket, width) not in self._recorded:
+            form = self._form((bucket, bucket, bucket), width)
             graph = self._device.record(lambda: self._run(form))
-            self._recorded[bucket] = Form(form.staged, form.sizes, graph)
-        form = self._recorded[bucket]
+            self._recorded[bucket, width] = Form(form.staged, form.sizes, graph)
+        form = self._recorded[bucket, width]
         form.upload(step)
         assert form.graph is not None
         form.graph.replay()
@@ -140,9 +159,9 @@ class Steps:
             return None
         return next((size for size in self._buckets if size >= tokens), None)
 
-    def _form(self, sizes: tuple[int, int, int]) -> Form:
-        staged = self._area.lay_out(step_shapes(sizes, self._num_groups, self._width))
-        widths = {f"M{group}": self._width for group in range(self._num_groups)}
+    def _form(self, sizes: tuple[int, int, int], width: int) -> Form:
+        staged = self._area.lay_out(step_shapes(sizes, self._tables.count, width))
+        widths = {f"M{group}": width for group in range(self._tables.count)}
         return Form(staged, dict(zip("TRQ", sizes, strict=True)) | widths)
 
     def _run(self, form: Form) -> None:

@@ -124,11 +124,14 @@ class FakeDevice:
 
 
 class ModelKernels:
-    """The model as kernels. steps: sizes T, R, Q of each, with their padding. nan: as of FakeExecutor."""
+    """The model as kernels. steps: sizes T, R, Q of each, with their padding. widths: of its tables.
+    nan: as of FakeExecutor.
+    """
 
     def __init__(self, windows: Sequence[int | None], num_blocks: Sequence[int]) -> None:
         self.windows, self.num_blocks = list(windows), list(num_blocks)
         self.steps: list[tuple[int, int, int]] = []
+        self.widths: list[int] = []
         self.nan: int | None = None
 
     @property
@@ -154,6 +157,7 @@ class ModelKernels:
         counts = [n * BLOCK for n in self.num_blocks]
         model.pools = [view(a, (n, 2), np.uint64) for a, n in zip(groups[2::3], counts, strict=True)]
         self.steps.append((t, r, q))
+        self.widths.append(m)
         real = _unpadded(step)
         out = view(logits, (q, VOCAB), np.float32)
         out[:] = np.inf  # of padding, which nothing may read

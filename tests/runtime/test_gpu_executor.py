@@ -16,7 +16,7 @@ from runtime.engine import Engine
 from runtime.executor import SampleArgs
 from runtime.gpu.executor import GpuExecutor
 from runtime.gpu.memory import upload_weights, weight_offsets
-from runtime.gpu.steps import decode_buckets
+from runtime.gpu.steps import Tables, decode_buckets
 from runtime.scheduler import Limits
 from runtime.step import Step
 from runtime.swap import Swap
@@ -68,8 +68,9 @@ def engine_of(
 
 @pytest.mark.parametrize("windows", [(None,), (None, 9)])
 @pytest.mark.parametrize(("blocks", "places"), [(64, 0), (12, 0), (12, 30)])
-def test_tokens_are_the_models(weights, windows, blocks, places):
+def test_tokens_are_the_models(weights, monkeypatch, windows, blocks, places):
     """All kinds of sampling side by side, in steps of prompts' chunks and of tokens; few blocks preempt."""
+    monkeypatch.setattr("runtime.gpu.steps.LEAST_WIDTH", 1)
     device, model, engine = engine_of(weights, windows, blocks, places)
     with engine:
         requests = [(p, s, engine.submit(p, s)) for s in ALL for p in PROMPTS]
@@ -77,7 +78,7 @@ def test_tokens_are_the_models(weights, windows, blocks, places):
             assert request.result().token_ids == expected(prompt, sampling, windows)
         stats = engine.stats()
     assert (stats.preemptions > 0) == (blocks < 64) and (stats.swapped_blocks > 0) == (places > 0)
-    assert device.closed and stats.target == "fake"
+    assert device.closed and stats.target == "fake" and len(set(model.widths)) > 1
     assert any(t == r == q for t, r, q in model.steps) and any(t > r > 1 for t, r, _ in model.steps)
 
 
@@ -165,6 +166,30 @@ def test_decode_steps_are_padded_and_recorded_once(weights):
     assert plain.counts["record"] == 0
     executor.close()
     exact.close()
+
+
+def test_tables_are_as_wide_as_the_longest_request_needs(weights, monkeypatch):
+    """All that is uploaded and recorded is for so many columns."""
+    monkeypatch.setattr("runtime.gpu.steps.LEAST_WIDTH", 1)
+    device, model, executor = opened(weights, Limits(40, 11, 5), [44], buckets=[4])
+    plain, _, exact = opened(weights, Limits(40, 11, 5), [44], buckets=[])
+    for pos in range(3 * BLOCK):
+        step = decode_step([5 + pos, 6, 7], pos)
+        rows, others = executor.forward(step), exact.forward(step)
+        np.testing.assert_array_equal(executor.download(rows), exact.download(others))
+    assert model.widths == [1] * BLOCK + [4] * 2 * BLOCK
+    assert (device.counts["record"], device.counts["replay"], plain.counts["record"]) == (2, 3 * BLOCK, 0)
+    executor.close()
+    exact.close()
+
+
+def test_widths_are_few_and_end_with_the_whole_context():
+    tables = Tables(1, 5000, 16)
+    lens = [0, 1, 64 * 16, 64 * 16 + 1, 256 * 16, 256 * 16 + 1, 4096 * 16 + 1, 5000 * 16]
+    found = [tables.width_for(np.array([1, n], np.int32)) for n in lens]
+    assert found == [64, 64, 64, 256, 256, 1024, 5000, 5000]
+    assert tables.width_for(np.zeros(0, np.int32)) == 64
+    assert Tables(1, 7, 16).width_for(np.array([3], np.int32)) == 7
 
 
 def test_a_decode_step_waits_for_its_tokens_alone(weights):
