@@ -151,7 +151,7 @@ class DriverDevice:
         try:
             work()
         except BaseException:
-            self.api.end_capture()
+            self.api.abort_capture()
             raise
         graph = self.api.end_capture()
         self._graphs.append(graph)

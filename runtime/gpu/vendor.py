@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from runtime.errors import EngineError
@@ -105,6 +106,13 @@ class Api(ABC):
             return self._do("instantiate", graph, 0)
         finally:
             self._do("free_captured", graph)
+
+    def abort_capture(self) -> None:
+        """End a capture in which something failed. Errors of its own are left out: what failed says more."""
+        with suppress(EngineError, OutOfMemory):
+            graph = self._do("end_capture", self._stream)
+            if graph:  # none where the failure made the capture invalid
+                self._do("free_captured", graph)
 
     def replay(self, graph: Any) -> None:
         self._do("replay", graph, self._stream)

@@ -171,12 +171,17 @@ def test_launches_are_captured_and_replayed_as_one(stub, device):
     assert stub.calls == [("cuGraphLaunch", ("exec", "stream"))] * 2
 
 
-def test_a_failed_capture_is_ended(stub, device):
+@pytest.mark.parametrize("invalid", [False, True])
+def test_a_failed_capture_is_ended_and_destroyed(stub, device, invalid):
     (kernel,) = device.load([SPEC])
     stub.fails["cuLaunchKernel"] = Code.CUDA_ERROR_ILLEGAL_ADDRESS
+    if invalid:
+        stub.fails["cuStreamEndCapture"] = Code.CUDA_ERROR_NO_DEVICE
+    stub.calls.clear()
     with pytest.raises(EngineError, match="cuLaunchKernel failed: CUDA_ERROR_ILLEGAL_ADDRESS, in words"):
         device.record(lambda: device.launch(kernel, (1, 1, 1), ARGS))
-    assert "cuStreamEndCapture" in stub.names()
+    ended = ["cuStreamEndCapture"] if invalid else ["cuStreamEndCapture", "cuGraphDestroy"]
+    assert stub.names() == ["cuStreamBeginCapture", "cuLaunchKernel", *ended]
 
 
 def test_a_thread_enters_the_context_once(stub, device):
