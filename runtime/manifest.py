@@ -296,6 +296,8 @@ def _stream_bytes(stream: Fields) -> int:
 
 
 def _targets(fields: Fields) -> dict[str, Target]:
+    if not fields.value:
+        raise ArtifactError("there is no target", where=fields.where, todo=_AGAIN)
     for name in fields.value:
         if not TARGET_NAME.fullmatch(name):
             raise fields.bad(name, "called by letters, digits and _:.-")

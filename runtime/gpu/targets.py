@@ -66,10 +66,11 @@ def best(artifact: Artifact, targets: Sequence[GpuTarget]) -> GpuTarget | None:
 
 def open_target(artifact: Artifact, target: GpuTarget) -> tuple[Device, Compiled]:
     """Raises ResourceError where this machine lacks what the target needs."""
+    weights_file = artifact.path(artifact.weights(target.name))
     plan = Plan.parse(artifact.read(target.plan), target.plan)
     device, kernels = _open(artifact, target)
     try:
-        weights = Weights(artifact.path(artifact.weights(target.name)), target.weight_order)
+        weights = Weights(weights_file, target.weight_order)
     except BaseException:
         device.close()
         raise

@@ -119,6 +119,7 @@ def test_a_malformed_manifest_is_refused(tmp_path, data, said):
         ("kv_groups.0.block_bytes", 1024),
         ("kv_groups.0.block_bytes", 2049),
         ("kv_groups.0.window", 0),
+        ("targets", {}),
         ("targets.cpu.kernels.0.features", [1]),
         ("targets.cpu.kernels.0.file", "/etc/passwd"),
         ("targets.cpu.weights", "weights/../../x"),

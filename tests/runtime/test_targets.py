@@ -316,3 +316,11 @@ def test_what_is_no_list_of_kernels_is_refused():
     for data in (b"[]", b"{}", b'{"kernels": 3}', b"\xff"):
         with pytest.raises(ArtifactError, match="kernels.json"):
             parse_kernels(data, "kernels.json", lambda name: b"")
+
+
+def test_that_there_are_no_weights_is_said_before_anything_of_this_machine(tmp_path, monkeypatch):
+    machine(monkeypatch)
+    files = made.default_files()
+    made.write(tmp_path, files, made.with_gpu(files, weights=None))
+    with pytest.raises(ArtifactError, match="compile a checkpoint without --no-weights"):
+        runtime.load(tmp_path, target="cuda:sm_90")
