@@ -38,7 +38,7 @@ class SampleArgs:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Views that the next call may overwrite."""
+    """Views that the next call may overwrite and close() frees: copy what is kept."""
 
     ids: np.ndarray  # i32 [Q]
     logprobs: np.ndarray  # f32 [Q], under the unscaled logits; undefined where not wanted
@@ -59,7 +59,10 @@ class Executor(Protocol):
         ...
 
     def sample(self, logits: Logits, args: SampleArgs) -> Sampled:
-        """One token per row. Raises EngineError where a row is broken (broken_rows)."""
+        """One token per row, as views that the next call overwrites and close() frees.
+
+        Raises EngineError where a row is broken (broken_rows).
+        """
         ...
 
     def logprobs(self, logits: Logits, ids: np.ndarray) -> np.ndarray:

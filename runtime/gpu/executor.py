@@ -99,7 +99,7 @@ class GpuExecutor:
         self._started = False
         if len(sampled.ids) and sampled.ids.min() < 0:
             raise EngineError(
-                "octavo_sample failed with code 2",
+                "a row of logits has no largest number: NaN or infinity",
                 where=self.target,
                 todo="Report it with the request that caused it",
             )

@@ -7,7 +7,7 @@ from typing import Any
 
 from runtime.errors import ArtifactError
 from runtime.gpu.device import KernelSpec
-from runtime.gpu.plan import TYPES
+from runtime.gpu.plan import MAX_ARGS, TYPES
 from runtime.manifest import Fields, parse_json
 
 MAX_KERNELS = 2**16
@@ -44,7 +44,7 @@ def _spec(fields: Fields, read: Read) -> KernelSpec:
 
 
 def _pairs(fields: Fields, name: str) -> list[tuple[str, Any]]:
-    pairs = fields.array(name, 64)
+    pairs = fields.array(name, MAX_ARGS)
     if not all(isinstance(p, list) and len(p) == 2 and isinstance(p[0], str) for p in pairs):
         raise fields.bad(name, "a list of pairs of a name and a value")
     if len({name for name, _ in pairs}) < len(pairs):

@@ -17,6 +17,8 @@ Expression = int | str | tuple[str, Any, Any]
 
 MAX_DEPTH = 16
 MAX_SIZE = 2**48
+MAX_ARGS = 512  # of a launch: CUDA's 4 KiB of parameters
+MAX_LAUNCHES = 4096  # of a case
 OPERATORS: dict[str, Callable[[int, int], int]] = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,
@@ -64,8 +66,12 @@ class Entry:
     loc: str
     cases: tuple[Case, ...]
 
+    def chosen(self, sizes: Sizes) -> int:
+        """The number of that case."""
+        return next(number for number, case in enumerate(self.cases) if case.holds(sizes))
+
     def choose(self, sizes: Sizes) -> tuple[Launch, ...]:
-        return next(case.launches for case in self.cases if case.holds(sizes))
+        return self.cases[self.chosen(sizes)].launches
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,7 @@ class Plan:
         buffers = tuple(_buffer(fields) for fields in top.objects("buffers", 2**16))
         sections = top.object("sections")
         entries = {name: _entries(sections, name) for name in sections.value}
-        if "sample_scratch" not in top.value:
+        if "sample_scratch" not in top.value and entries.keys() <= {"forward"}:
             return Plan(buffers, entries)
         _, _, per_row, fixed = _buffer(top.object("sample_scratch"))
         return Plan(buffers, entries, (per_row, fixed))
@@ -125,7 +131,7 @@ def _entry(fields: Fields) -> Entry:
 
 
 def _case(fields: Fields) -> Case:
-    launches = tuple(_launch(launch) for launch in fields.objects("launches", 64))
+    launches = tuple(_launch(launch) for launch in fields.objects("launches", MAX_LAUNCHES))
     if fields.get("when") is None:
         return Case(launches, None, 0)
     when = fields.array("when", 2)
@@ -136,7 +142,7 @@ def _case(fields: Fields) -> Case:
 
 def _launch(fields: Fields) -> Launch:
     grid = fields.array("grid", 3)
-    args = tuple(_operand(arg) for arg in fields.objects("args", 64))
+    args = tuple(_operand(arg) for arg in fields.objects("args", MAX_ARGS))
     if not grid:
         raise fields.bad("grid", "one to three sizes")
     return Launch(fields.text("kernel"), tuple(_expression(g, fields, "grid") for g in grid), args)

@@ -43,12 +43,11 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Calls for steps in which a size is at most `most`; None: for all others."""
+class Bound:
+    """An entry, and the calls of each of its cases."""
 
-    size: Expression | None
-    most: int
-    calls: tuple[Call, ...]
+    entry: Entry
+    calls: tuple[tuple[Call, ...], ...]
 
 
 class Program:
@@ -69,7 +68,7 @@ class Program:
             _check(plan, name, by_name, memory, what)
         handles = dict(zip(by_name, device.load(list(by_name.values())), strict=True))
         self._sections = {
-            name: [_choices(entry, handles, memory) for entry in plan.sections[name]] for name in given
+            name: [_bound(entry, handles, memory) for entry in plan.sections[name]] for name in given
         }
 
     def run(
@@ -77,8 +76,8 @@ class Program:
     ) -> None:
         """Start a section's launches. arrays: addresses by name. only: numbers of its entries, not all."""
         launch, entries = self._launch, self._sections[section]
-        for choices in entries if only is None else [entries[number] for number in only]:
-            for call in _chosen(choices, sizes):
+        for bound in entries if only is None else [entries[number] for number in only]:
+            for call in bound.calls[bound.entry.chosen(sizes)]:
                 x, y, z = call.grid
                 grid = evaluate(x, sizes), evaluate(y, sizes), evaluate(z, sizes)
                 if 0 in grid:
@@ -90,15 +89,9 @@ class Program:
                 launch(call.kernel, grid, args)
 
 
-def _chosen(choices: Sequence[Choice], sizes: Sizes) -> tuple[Call, ...]:
-    return next(c.calls for c in choices if c.size is None or evaluate(c.size, sizes) <= c.most)
-
-
-def _choices(entry: Entry, handles: Mapping[str, Any], memory: Memory) -> tuple[Choice, ...]:
-    return tuple(
-        Choice(case.size, case.most, tuple(_call(launch, handles, memory) for launch in case.launches))
-        for case in entry.cases
-    )
+def _bound(entry: Entry, handles: Mapping[str, Any], memory: Memory) -> Bound:
+    calls = (tuple(_call(launch, handles, memory) for launch in case.launches) for case in entry.cases)
+    return Bound(entry, tuple(calls))
 
 
 def _call(launch: Launch, handles: Mapping[str, Any], memory: Memory) -> Call:

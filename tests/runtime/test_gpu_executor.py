@@ -121,6 +121,16 @@ def test_a_broken_row_fails_its_request_alone(weights, sampling):
                 assert request.result().token_ids == wanted
 
 
+def test_what_is_wrong_with_a_broken_row_is_said(weights):
+    _, model, executor = opened(weights, Limits(40, 11, 5), [44])
+    model.nan = 7
+    rows = executor.forward(decode_step([5, 7], 0))
+    with pytest.raises(EngineError, match="fake: a row of logits has no largest number: NaN or infinity"):
+        executor.sample(rows, SampleArgs.greedy(2, 0))
+    assert executor.broken_rows(rows) == [1]
+    executor.close()
+
+
 def test_a_failure_of_the_device_fails_the_step(weights):
     device, _, engine = engine_of(weights)
     with engine:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from runtime.errors import ArtifactError
 from runtime.gpu.device import KernelSpec
 from runtime.gpu.plan import Plan
 from runtime.gpu.program import Given, Memory, Program
@@ -69,6 +70,31 @@ def test_the_first_case_that_holds_runs(tokens, grids):
     ]
     found = started([cases], {"T": tokens, "M0": 1})
     assert [grid[0] for grid, *_ in found] == grids * 2
+
+
+def read(sections: dict[str, Any], **others: Any) -> Plan:
+    raw = {"buffers": [], "sections": sections, **others}
+    return Plan.parse(json.dumps(raw).encode(), "plan.json")
+
+
+@pytest.mark.parametrize(("what", "args", "launches"), [("args", 512, 1), ("launches", 1, 4096)])
+def test_operands_and_launches_have_a_most(what, args, launches):
+    def forward(args: int, launches: int) -> dict[str, Any]:
+        found = {"kernel": "k.0", "grid": [1], "args": [{"size": 1}] * args}
+        case = {"when": None, "launches": [found] * launches}
+        return {"forward": [{"op": "k", "loc": "", "cases": [case]}]}
+
+    (entry,) = read(forward(args, launches)).sections["forward"]
+    assert len(entry.choose({})) == launches and len(entry.choose({})[0].args) == args
+    with pytest.raises(ArtifactError, match=f"'{what}' must be a list of at most"):
+        read(forward(args + (what == "args"), launches + (what == "launches")))
+
+
+def test_the_samplers_sections_need_their_scratch():
+    assert read({"forward": []}).sample_scratch == (0, 0)
+    assert read({"forward": [], "sample": []}, sample_scratch={"Q": 8}).sample_scratch == (8, 0)
+    with pytest.raises(ArtifactError, match="the field 'sample_scratch' is missing"):
+        read({"forward": [], "sample": []})
 
 
 def test_an_empty_grid_does_not_run():
