@@ -21,21 +21,20 @@ from typing import Any, cast
 
 from codegen.kv_block import block_bytes, stream_offsets
 from codegen.triton.attention_tiles import COMBINED_ROWS, AttentionTile, attention_tiles
-from codegen.triton.context import Context, dtype_of, literal, refuse, shape_of
+from codegen.triton.context import FLOATS, TYPES, Context, dtype_of, literal, refuse, shape_of
 from codegen.triton.launch import Arg, Case, Expr, Launch, cdiv, expression
 from codegen.triton.masks import Mask
 from codegen.triton.render import render
 from codegen.triton.schedule import power_of_two
 from ir.dims import Dim
 from ir.graph import Op, Value, Weight
-from ir.types import KV, DType, Stream
+from ir.types import KV, Stream
 from passes.match import attribute
 from passes.memory.sizes import SPLITS, decode_rows
 
 LOG2E = 1.4426950408889634
 LEAST_PART = 256  # keys of a part that are worth a program
 UNBOUNDED_CONTEXT = 1 << 20  # tokens, where the graph does not bound them
-TRITON_TYPES = {DType.F32: "tl.float32", DType.BF16: "tl.bfloat16", DType.F16: "tl.float16"}
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ class Attention:
         stride = block_bytes(self.kv) // stream.dtype.size_bytes
         if self.ctx.device.interpreted:
             return StreamHooks(stream.head_size, width, stride, "tl.float32", ".to(tl.float32)")
-        return StreamHooks(stream.head_size, width, stride, TRITON_TYPES[stream.dtype], "")
+        return StreamHooks(stream.head_size, width, stride, TYPES[stream.dtype], "")
 
     @cached_property
     def hooks(self) -> dict[str, Any]:
@@ -294,10 +293,10 @@ def paged_attention(ctx: Context, op: Op) -> list[Case]:
     """
     attention = Attention(ctx, op)
     for stream in attention.kv.streams[:2]:
-        if stream.dtype not in TRITON_TYPES:
-            raise refuse(op, f"a cache of type {stream.dtype}; there is {', '.join(TRITON_TYPES)}")
-    if dtype_of(op.out) not in TRITON_TYPES:
-        raise refuse(op, f"a result of type {dtype_of(op.out)}; there is {', '.join(TRITON_TYPES)}")
+        if stream.dtype not in FLOATS:
+            raise refuse(op, f"a cache of type {stream.dtype}; there is {', '.join(FLOATS)}")
+    if dtype_of(op.out) not in FLOATS:
+        raise refuse(op, f"a result of type {dtype_of(op.out)}; there is {', '.join(FLOATS)}")
     prefill, decode = attention.prefill_launch(), attention.decode_launches()
     one_token_each: Expr = ("-", attention.num_tokens, attention.requests)
     return [Case(decode, (one_token_each, 0)), Case((prefill, *decode))]

@@ -23,8 +23,14 @@ POINTERS: dict[DType, str] = {
     DType.F32: "*fp32", DType.BF16: "*bf16", DType.F16: "*fp16", DType.F64: "*fp64", DType.I64: "*i64",
     DType.I32: "*i32", DType.I8: "*i8", DType.U8: "*u8", DType.BOOL: "*u8",
 }  # fmt: skip
+TYPES: dict[DType, str] = {
+    DType.F64: "tl.float64", DType.F32: "tl.float32", DType.BF16: "tl.bfloat16", DType.F16: "tl.float16",
+    DType.I64: "tl.int64", DType.I32: "tl.int32", DType.I8: "tl.int8", DType.U8: "tl.uint8",
+    DType.BOOL: "tl.int1",
+}  # fmt: skip
 FLOATS = (DType.F32, DType.BF16, DType.F16)  # that kernels widen to f32 and compute in
 ALIGNMENT = 16
+MAX_ARGS = 510  # of 8 bytes in CUDA's 4 KiB, where Triton adds two pointers
 
 
 class CodegenError(ValueError):
@@ -130,8 +136,10 @@ class Context:
         """A launch of the function whose parameters are `args`, then `constants` (tl.constexpr).
 
         body: the function's statements (see codegen.triton.render). Equal functions are one, and so are equal
-        kernels of it.
+        kernels of it. Raises CodegenError where it has more operands than a device takes.
         """
+        if len(args) > MAX_ARGS:
+            raise CodegenError(f"a kernel {stem} of {len(args)} operands; a launch takes {MAX_ARGS}")
         constants = constants or {}
         function = self.module.function(stem, [*args], [*constants], body)
         kernel = self.module.kernel(
@@ -195,5 +203,6 @@ def _kv_groups(graph: Graph) -> dict[str, int]:
 
 
 __all__ = [
-    "FLOATS", "POINTERS", "CodegenError", "Context", "dtype_of", "literal", "needs", "refuse", "shape_of",
+    "FLOATS", "POINTERS", "TYPES", "CodegenError", "Context", "dtype_of", "literal", "needs", "refuse",
+    "shape_of",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, cast
 
 from codegen.triton.context import CodegenError, Context, refuse, shape_of
@@ -19,7 +20,8 @@ from passes.group_pointwise import groupable
 from passes.memory.schedule import Kernel
 from passes.memory.sizes import linear_form
 
-NAMED_INPUTS = ("ids", "pos", "lens", "starts", "rows", "slots", "table")
+STEP_INPUT = re.compile(r"ids|pos|lens|starts|rows|(slots|table)\d+")
+MAX_LAUNCHES = 4096  # of a case, as the runtime reads it
 
 
 def print_forward(ctx: Context) -> dict[str, Any]:
@@ -50,15 +52,23 @@ def print_kernel(ctx: Context, kernel: Kernel) -> list[Case]:
     """Launches of one kernel of the schedule. Raises CodegenError where the target has none for it."""
     op = kernel.ops[0]
     try:
-        if groupable(op, ctx.schedule.constants):
-            return pointwise(ctx, kernel)
-        if op.kind not in KERNELS:
-            raise refuse(op, "the target has none for this kind")
-        return KERNELS[op.kind](ctx, op)
-    except (ValueError, KeyError) as error:
+        cases = _print(ctx, kernel)
+        if (most := max(len(case.launches) for case in cases)) > MAX_LAUNCHES:
+            raise refuse(op, f"it takes {most} launches; a case has {MAX_LAUNCHES} at most")
+        return cases
+    except ValueError as error:
         reason = error if isinstance(error, CodegenError) else refuse(op, str(error))
         shown = "\n".join(f"  {_describe(o)}" for o in kernel.ops)
         raise CodegenError(f"{reason}\n{shown}") from error
+
+
+def _print(ctx: Context, kernel: Kernel) -> list[Case]:
+    op = kernel.ops[0]
+    if groupable(op, ctx.schedule.constants):
+        return pointwise(ctx, kernel)
+    if op.kind not in KERNELS:
+        raise refuse(op, "the target has none for this kind")
+    return KERNELS[op.kind](ctx, op)
 
 
 def _describe(op: Op) -> str:
@@ -78,5 +88,5 @@ def _deliver(ctx: Context) -> list[dict[str, Any]]:
 
 def _check_inputs(ctx: Context) -> None:
     for value in ctx.graph.inputs:
-        if not isinstance(value.type, KV) and value.name.rstrip("0123456789") not in NAMED_INPUTS:
+        if not isinstance(value.type, KV) and STEP_INPUT.fullmatch(value.name) is None:
             raise CodegenError(f"graph @{ctx.graph.name}: the step has no input %{value.name}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from codegen.loops import NoKernel, merged_axes, operand_strides
-from codegen.triton.context import Context, dtype_of, literal, refuse, shape_of
+from codegen.triton.context import TYPES, Context, dtype_of, literal, refuse, shape_of
 from codegen.triton.launch import Arg as LaunchArg
 from codegen.triton.launch import Case, always, cdiv, expression
 from codegen.triton.schedule import row_tile
@@ -21,11 +21,6 @@ from ir.types import DType
 from passes.memory.schedule import Kernel
 
 NARROW = (DType.BF16, DType.F16)
-TYPES: dict[DType, str] = {
-    DType.F64: "tl.float64", DType.F32: "tl.float32", DType.BF16: "tl.bfloat16", DType.F16: "tl.float16",
-    DType.I64: "tl.int64", DType.I32: "tl.int32", DType.I8: "tl.int8", DType.U8: "tl.uint8",
-    DType.BOOL: "tl.int1",
-}  # fmt: skip
 OPERATORS = {
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "and": "{0} & {1}",
     "or": "{0} | {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}", "ge": "{0} >= {1}",

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
-from codegen.triton.context import FLOATS, Context, dtype_of, literal, needs, refuse, shape_of
+from codegen.triton.context import FLOATS, TYPES, Context, dtype_of, literal, needs, refuse, shape_of
 from codegen.triton.launch import Arg, Case, Expr, always, cdiv, expression
-from codegen.triton.pointwise import TYPES
 from codegen.triton.render import render
 from codegen.triton.schedule import power_of_two, whole_rows
 from ir.dims import product
