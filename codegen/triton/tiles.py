@@ -37,6 +37,7 @@ MOST_STAGES = 8
 class LinearTile:
     """m rows by n columns, k of K at a time. A gated linear's tile has n columns of either half.
 
+    gated_warps: of a gated linear's tile, where num_warps would spill registers.
     parts: how many pieces of its columns a program finishes one after the other (1 or 2).
     group: tiles of rows that run together under the same columns. clamped: rows past the last are read as the
     last, without a mask: AMD's masked loads are branches, and its L1 merges reads of one row. On NVIDIA a
@@ -51,6 +52,7 @@ class LinearTile:
     parts: int = 1
     group: int = 8
     clamped: bool = False
+    gated_warps: int | None = None
 
 
 def linear_tiles(
@@ -99,7 +101,7 @@ def _widest(device: Device, listed: Sequence[LinearTile], n: int, rows: int) -> 
 
 def _gated(tile: LinearTile) -> LinearTile:
     """The same tile cut in halves, gate and up."""
-    return replace(tile, n=max(16, tile.n // 2))
+    return replace(tile, n=max(16, tile.n // 2), num_warps=tile.gated_warps or tile.num_warps)
 
 
 def _fit_k(tile: LinearTile, k: int) -> LinearTile:
@@ -130,7 +132,7 @@ TILES: dict[tuple[str, bool], tuple[LinearTile, ...]] = {
     ("sm_80", False): (
         LinearTile(128, 128, 64, 8, 3),
         LinearTile(64, 128, 64, 4, 4, parts=2),
-        LinearTile(64, 64, 64, 4, 4),
+        LinearTile(64, 64, 64, 4, 4, gated_warps=8),
         LinearTile(64, 32, 128, 4, 4),
         LinearTile(16, 64, 128, 4, 5),
         LinearTile(16, 32, 256, 4, 4),

@@ -15,7 +15,11 @@ from ir.types import DType
 from tests.codegen.harness import lower
 from tests.triton.test_linear import layers
 
-MODELS = {"8B": (4096, 14336, 6144, 128256), "135M": (576, 1536, 960, 49152)}
+MODELS = {
+    "8B": (4096, 14336, 6144, 128256),
+    "600M": (1024, 3072, 4096, 151936),
+    "135M": (576, 1536, 960, 49152),
+}
 CASES = [
     # (target, dtype, model, matrix instructions of tiles of 16 rows, of larger ones)
     ("cuda:sm_80", DType.F32, "135M", "mma", "mma"),
@@ -25,16 +29,26 @@ CASES = [
 ]
 
 
-def build(target: str, model: str, dtype: DType, directory: Path, functions: set[str]) -> list[BuiltKernel]:
-    """Of each function the tile of the fewest and that of the most rows and columns."""
+def build(
+    target: str, model: str, dtype: DType, directory: Path, functions: set[str], *, every: bool = False
+) -> list[BuiltKernel]:
+    """Of each function the tile of the fewest and that of the most rows and columns, or every one."""
     generated = generate(lower(layers(*MODELS[model], dtype), "gpu"), find_device(target))
     (directory / "kernels").mkdir()
     (directory / "kernels/kernels.py").write_text(generated.source)
     chosen: list[Kernel] = []
     for function in sorted(functions):
         tiles = sorted((k for k in generated.kernels if k.function == function), key=elements)
-        chosen += [tiles[0], tiles[-1]]
+        chosen += tiles if every else [tiles[0], tiles[-1]]
     return build_kernels(directory, chosen, generated.device, cache=directory / "cache")
+
+
+def test_no_tile_between_them_spills(tmp_path: Path) -> None:
+    device, function = find_device("cuda:sm_80"), "linear_silu_gated"
+    built = build(device.target, "600M", DType.BF16, tmp_path, {function}, every=True)
+    assert [elements(found.kernel) for found in built] == [(16, 32), (64, 32), (128, 64)]
+    assert [found.spills for found in built] == [0, 0, 0]
+    assert all(found.shared_bytes <= device.shared_bytes for found in built)
 
 
 def elements(kernel: Kernel) -> tuple[int, int]:
