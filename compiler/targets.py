@@ -53,7 +53,7 @@ class Target(ABC):
         """Write the source and the plan, and return the source by file name."""
 
     @abstractmethod
-    def pack(self, sharing: Sequence[Any], reader: Reader, path: Path, report: Report) -> None:
+    def pack(self, sharing: Sequence[Target], reader: Reader, path: Path, report: Report) -> None:
         """Write the packed weights of targets of this kind, this one among them, once for all."""
 
     @abstractmethod
@@ -78,6 +78,7 @@ class CpuTarget(Target):
     """C++, and one shared library per ISA level. isa: the levels; None: those that are worth one each."""
 
     device = "cpu"
+    generated: cpp.Generated  # once generate() has run
 
     def __init__(self, isa: Sequence[str] | None) -> None:
         super().__init__("cpu")
@@ -86,28 +87,29 @@ class CpuTarget(Target):
         self._isa = isa
 
     def generate(self, graph: Graph, writer: ArtifactWriter) -> Mapping[str, str]:
-        self._generated = cpp.generate(graph)
-        for name, text in self._generated.sources.items():
+        self.generated = cpp.generate(graph)
+        for name, text in self.generated.sources.items():
             writer.write(f"{self.folder}/kernels/{name}", text)
-        writer.write(f"{self.folder}/plan.json", json.dumps(self._generated.plan) + "\n")
-        return self._generated.sources
+        writer.write(f"{self.folder}/plan.json", json.dumps(self.generated.plan) + "\n")
+        return self.generated.sources
 
-    def pack(self, sharing: Sequence[Any], reader: Reader, path: Path, report: Report) -> None:
-        cpp.pack(self._generated, reader, path, report)
+    def pack(self, sharing: Sequence[Target], reader: Reader, path: Path, report: Report) -> None:
+        cpp.pack(self.generated, reader, path, report)
 
     def build(self, writer: ArtifactWriter, report: Report) -> None:
-        levels = self._generated.default_levels if self._isa is None else self._isa
+        levels = self.generated.default_levels if self._isa is None else self._isa
         self._kernels = cpp.build(writer.path(f"{self.folder}/kernels"), levels, report)
 
     def entry(self, *, weights: bool) -> dict[str, Any]:
         kernels = [manifest.kernel_entry(kernel, f"{self.folder}/kernels") for kernel in self._kernels]
-        return {**self._entry(self._generated.weight_order, weights), "kernels": kernels}
+        return {**self._entry(self.generated.weight_order, weights), "kernels": kernels}
 
 
 class GpuTarget(Target):
     """Triton source, and a binary per kernel. invariant: see docs/artifact.md."""
 
     device = "gpu"
+    generated: triton.Generated  # once generate() has run
 
     def __init__(self, device: triton.Device, invariant: bool) -> None:
         super().__init__(device.target)
@@ -116,17 +118,18 @@ class GpuTarget(Target):
         self._tools = {} if device.interpreted else toolchain.versions(device.backend, device.arch)
 
     def generate(self, graph: Graph, writer: ArtifactWriter) -> Mapping[str, str]:
-        self._generated = triton.generate(graph, self._device, invariant=self._invariant)
-        writer.write(f"{self.folder}/{gpu_build.SOURCE}", self._generated.source)
-        writer.write(f"{self.folder}/plan.json", json.dumps(self._generated.plan) + "\n")
-        return {f"{self.folder}/{gpu_build.SOURCE}": self._generated.source}
+        self.generated = triton.generate(graph, self._device, invariant=self._invariant)
+        writer.write(f"{self.folder}/{gpu_build.SOURCE}", self.generated.source)
+        writer.write(f"{self.folder}/plan.json", json.dumps(self.generated.plan) + "\n")
+        return {f"{self.folder}/{gpu_build.SOURCE}": self.generated.source}
 
-    def pack(self, sharing: Sequence[Any], reader: Reader, path: Path, report: Report) -> None:
-        triton.pack([target._generated for target in sharing], reader, path, report)
+    def pack(self, sharing: Sequence[Target], reader: Reader, path: Path, report: Report) -> None:
+        generated = [target.generated for target in sharing if isinstance(target, GpuTarget)]
+        triton.pack(generated, reader, path, report)
 
     def build(self, writer: ArtifactWriter, report: Report) -> None:
         folder = writer.root / self.folder
-        built = gpu_build.build_kernels(folder, self._generated.kernels, self._device, report)
+        built = gpu_build.build_kernels(folder, self.generated.kernels, self._device, report)
         content = json.dumps(gpu_build.kernels_json(built, self._device), indent=1)
         writer.write(f"{self.folder}/kernels.json", content + "\n")
 
@@ -134,7 +137,7 @@ class GpuTarget(Target):
         return {
             "backend": self._device.backend,
             "arch": self._device.arch,
-            **self._entry(self._generated.weight_order, weights),
+            **self._entry(self.generated.weight_order, weights),
             "kernels": f"{self.folder}/kernels.json",
             "source": f"{self.folder}/{gpu_build.SOURCE}",
             "invariant": self._invariant,

@@ -10,45 +10,13 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from codegen.triton.build import SOURCE, Report, build_kernels, kernels_json
-from codegen.triton.devices import DEVICES, KIB, Device, UnknownTarget
+from codegen.triton.devices import UnknownTarget, derived_device
 from codegen.triton.launch import Kernel
 from codegen.triton.toolchain import BuildError
-
-# Where a device differs from the nearest one in DEVICES: KiB of shared memory of a block and of an SM, and
-# warps of an SM (CUDA programming guide, "Compute Capabilities"; AMD's ISA guides).
-SHARED_KIB: dict[str, tuple[int, int, int]] = {
-    "sm_86": (99, 100, 48), "sm_89": (99, 100, 48), "sm_120": (99, 100, 48), "sm_121": (99, 100, 48),
-    "gfx90a": (64, 64, 32), "gfx950": (160, 160, 32),
-}  # fmt: skip
-OLDEST = 80
-
-
-def derived_device(target: str) -> Device:
-    """The device of a target, or the nearest older one with the limits that differ. Raises UnknownTarget."""
-    for device in DEVICES:
-        if device.target == target and not device.interpreted:
-            return device
-    found = re.fullmatch(r"cuda:(sm_(\d+))|hip:(gfx9[0-9a-f]+)", target)
-    if found is None or (found[2] and int(found[2]) < OLDEST):
-        raise UnknownTarget(f"{target}: kernels are built for cuda:sm_{OLDEST} and newer, and for hip:gfx9")
-    nearest, arch = _nearest(found[2]), found[1] or found[3]
-    block, sm, warps = SHARED_KIB.get(
-        arch, (nearest.shared_bytes // KIB, nearest.shared_bytes_per_sm // KIB, nearest.warps_per_sm)
-    )
-    return replace(nearest, target=target, arch=arch, model=arch, shared_bytes=block * KIB,
-                   shared_bytes_per_sm=sm * KIB, warps_per_sm=warps)  # fmt: skip
-
-
-def _nearest(capability: str | None) -> Device:
-    if capability is None:
-        return next(d for d in DEVICES if d.backend == "hip")
-    older = [d for d in DEVICES if d.backend == "cuda" and int(d.arch[3:]) <= int(capability)]
-    return max(older, key=lambda d: int(d.arch[3:]))
 
 
 def rebuild(source: Path, target: str, out: Path, report: Report = lambda done, total: None) -> None:

@@ -13,7 +13,7 @@ from codegen import triton
 from codegen.evaluate import Evaluator
 from codegen.kv_block import block_bytes
 from codegen.triton.build import build_kernels, kernels_json
-from codegen.triton.rebuild import derived_device
+from codegen.triton.devices import derived_device
 from ir.types import KV
 from runtime.gpu.compiled import Compiled
 from runtime.gpu.device import Device
