@@ -9,6 +9,7 @@ import importlib.metadata
 import importlib.util
 import re
 import subprocess
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -40,10 +41,20 @@ def ptxas(arch: str) -> Path:
 def versions(backend: str, arch: str) -> dict[str, str]:
     """What made the binaries. Raises BuildError where Triton is not installed."""
     assembler = tool("ptxas") if backend != "cuda" else ptxas(arch)
-    found = {"triton": importlib.metadata.version("triton")}
+    found = {"triton": _triton_version()}
     if backend == "cuda":
         found["ptxas"] = (re.findall(r"V(\d[\d.]*)", _said(assembler, "--version")) or ["unknown"])[-1]
     return found
+
+
+def _triton_version() -> str:
+    """Of whatever package it came in: PyTorch ships it under names of its own."""
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version("triton")
+    names = importlib.metadata.packages_distributions().get("triton")  # slow
+    if not names:
+        raise BuildError("the installed Triton has no version. Install Triton's own wheel, version 3.9")
+    return importlib.metadata.version(names[0])
 
 
 def environment(backend: str, arch: str, cache: Path) -> dict[str, str]:

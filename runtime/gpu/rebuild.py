@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -68,9 +68,19 @@ def rebuilt(artifact: Artifact, target: GpuTarget, wanted: str, device: str) -> 
 
 def _key(artifact: Artifact, target: GpuTarget, wanted: str) -> str:
     """Of all that the binaries depend on."""
+    for name in (target.kernels, target.source):
+        artifact.path(name)  # it must be listed
     hashes = [artifact.manifest.files[name].sha256 for name in (target.kernels, target.source)]
-    text = json.dumps([hashes, wanted, version("triton")])
+    text = json.dumps([hashes, wanted, _triton_version()])
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _triton_version() -> str:
+    """Of whatever package it came in: PyTorch ships it under names of its own."""
+    with suppress(PackageNotFoundError):
+        return version("triton")
+    names = packages_distributions().get("triton", [])  # slow
+    return version(names[0]) if names else ""
 
 
 def _build(source: Path, wanted: str, out: Path, todo: str) -> None:
@@ -84,10 +94,13 @@ def _build(source: Path, wanted: str, out: Path, todo: str) -> None:
 
 
 def _publish(partial: Path, folder: Path) -> None:
-    """Another process may have been first, or what is there is damaged."""
+    """Unless another process was first. What is there and damaged is replaced."""
     try:
         partial.rename(folder)
     except OSError:
+        with suppress(OSError, ArtifactError):
+            _read(folder)
+            return
         old = folder.with_name(f"{folder.name}.{secrets.token_hex(4)}")
         folder.rename(old)
         partial.rename(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -324,3 +325,25 @@ def test_that_there_are_no_weights_is_said_before_anything_of_this_machine(tmp_p
     made.write(tmp_path, files, made.with_gpu(files, weights=None))
     with pytest.raises(ArtifactError, match="compile a checkpoint without --no-weights"):
         runtime.load(tmp_path, target="cuda:sm_90")
+
+
+def test_sources_that_the_manifest_does_not_list_are_not_rebuilt(tmp_path, monkeypatch):
+    machine(monkeypatch, triton=True, cuda="sm_100")
+    builds(monkeypatch, tmp_path / "cache")
+    found = artifact(tmp_path / "tiny.octavo", "cuda:sm_90")
+    target = found.target("cuda:sm_90")
+    assert isinstance(target, GpuTarget)
+    with pytest.raises(ArtifactError, match="'other.py' is not in the manifest's list of files"):
+        targets.open_target(found, replace(target, source="other.py"))
+
+
+def test_what_another_process_built_meanwhile_is_kept(tmp_path):
+    for name in ("first", "second"):
+        (tmp_path / name / "kernels").mkdir(parents=True)
+        (tmp_path / name / "kernels.json").write_text(json.dumps({"kernels": [KERNEL]}))
+        (tmp_path / name / "kernels/norm.0.cubin").write_bytes(name.encode())
+    rebuild._publish(tmp_path / "second", tmp_path / "first")
+    assert (tmp_path / "first/kernels/norm.0.cubin").read_bytes() == b"first"
+    (tmp_path / "first/kernels/norm.0.cubin").unlink()
+    rebuild._publish(tmp_path / "second", tmp_path / "first")
+    assert (tmp_path / "first/kernels/norm.0.cubin").read_bytes() == b"second"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ from codegen.triton.build import BuiltKernel, build_kernels, kernels_json
 from codegen.triton.devices import Device
 from codegen.triton.launch import Kernel
 from codegen.triton.rebuild import derived_device, rebuild
-from codegen.triton.toolchain import BuildError
+from codegen.triton.toolchain import BuildError, versions
 from tests.codegen.harness import arg, lower, paged_builder, weight
 
 HEADER = "import triton\nimport triton.language as tl\n\n\n"
@@ -265,3 +266,18 @@ def test_other_devices_take_the_limits_of_the_nearest_older_one() -> None:
     for target in ("cuda:sm_75", "hip:gfx1100", "triton-interpret", "cpu"):
         with pytest.raises(triton.UnknownTarget, match="sm_80 and newer"):
             derived_device(target)
+
+
+def test_the_version_is_that_of_whatever_package_triton_came_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name != "torchs-triton":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "3.9.0+git"
+
+    packages = {"triton": ["torchs-triton"]}
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: packages)
+    assert versions("hip", "gfx942") == {"triton": "3.9.0+git"}
+    packages.clear()
+    with pytest.raises(BuildError, match="has no version. Install"):
+        versions("hip", "gfx942")
