@@ -34,13 +34,18 @@ def show(figures: Sequence[KernelFigures], steps: Sequence[str]) -> None:
 
 
 def _table(rows: Sequence[KernelFigures]) -> Table:
+    """Without the columns in which no row has anything."""
+    named = any(row.name != row.op for row in rows)
+    cells = [_cells(row) for row in rows]
+    told = [i for i in range(len(HEADINGS)) if any(each[i] for each in cells)]
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("\nkernel", no_wrap=True)
+    if named:
+        table.add_column("\nkernel", no_wrap=True)
     table.add_column("\nop", overflow="fold")
-    for heading in HEADINGS:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(row.name if row.name != row.op else "", row.op, *_cells(row))
+    for i in told:
+        table.add_column(HEADINGS[i], justify="right", no_wrap=True)
+    for row, each in zip(rows, cells, strict=True):
+        table.add_row(*[row.name] * named, row.op, *(each[i] for i in told))
     return table
 
 

@@ -26,7 +26,7 @@ class Unbuilt(GpuTarget):
     """With made-up resources in place of binaries."""
 
     def build(self, writer: ArtifactWriter, report: Any) -> None:
-        built = [BuiltKernel(k, k.function, None, 1024, **TAKEN) for k in self._generated.kernels]
+        built = [BuiltKernel(k, k.function, None, 1024, **TAKEN) for k in self.generated.kernels]
         writer.write(f"{self.folder}/kernels.json", json.dumps(kernels_json(built, self._device)))
 
 
@@ -132,3 +132,7 @@ def test_what_cannot_be_shown(
         main(["inspect", str(engine), *map(str, args)])
     assert end.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_shapes_alone_are_called_so(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "none: to inspect and to measure, not to load" in inspect(capsys, engine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,18 @@ from safetensors.numpy import load_file
 import compiler
 import runtime
 from codegen import triton
+from compiler import trial
 from compiler.artifact import ArtifactWriter
 from compiler.check import CheckError
+from compiler.cli.main import main
 from compiler.driver import Compile, Options
 from compiler.errors import CompileError
 from compiler.progress import Progress
 from compiler.targets import TARGETS, find_targets
 from runtime.artifact import Artifact
 from runtime.errors import ArtifactError, ResourceError
+from runtime.gpu import targets
+from runtime.gpu.vendor import Unavailable
 from runtime.weights import Weights
 from tests.codegen.harness import Arrays, arg, lower, paged_builder, random_weights, weight
 from tests.model import tiny
@@ -40,6 +45,19 @@ class Notes(Progress):
 
     def stage(self, name: str) -> None:
         self.stages.append(name)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_gpu() -> Iterator[None]:
+    """Also on a machine that has one."""
+
+    def find(backend: str) -> None:
+        raise Unavailable(f"{backend} was not found")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (trial, targets):
+            patch.setattr(module, "find_api", find)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +117,7 @@ def _launches(plan: dict[str, Any]) -> list[dict[str, Any]]:
 def test_what_this_machine_cannot_run_is_said(engine: Path, notes: Notes) -> None:
     assert engine.is_dir()
     (said,) = [note for note in notes.notes if "not run" in note]
-    assert said.startswith("cuda:sm_90: not run: there is no such GPU here: ")
+    assert said.startswith("cuda:sm_90: not run: there is no such GPU here: cuda was not found")
     assert {f"{step} {name}" for step in ("generate", "build", "verify") for name in GPUS} <= set(
         notes.stages
     )
@@ -112,6 +130,25 @@ def test_loading_without_the_device_says_what_it_needs(engine: Path) -> None:
     assert "needs an NVIDIA GPU of compute capability 9.0 and its driver" in said and "\n" not in said
     with pytest.raises(ArtifactError, match=r"no target 'cpu' \(built: cuda:sm_90, triton-interpret\)"):
         runtime.load(engine, target="cpu")
+
+
+def test_profile_needs_the_cpus_kernels(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["profile", str(engine)])
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and "octavo inspect --kernels" in said and said.count("\n") == 1
+
+
+def test_bench_claims_no_shares_where_limits_are_not_measured(
+    engine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = ("--prompt-tokens", "4", "--new-tokens", "2", "--repeats", "1", "--json")
+    with pytest.raises(SystemExit) as end:
+        main(["bench", str(engine), "--target", "triton-interpret", *step])
+    assert end.value.code in (0, None)
+    found = json.loads(capsys.readouterr().out)
+    assert found["target"] == "triton-interpret" and found["decode_tokens_per_s"] > 0
+    assert not {"bandwidth_share", "peak_share", "read_bytes_per_s"} & found.keys()
 
 
 def test_a_binary_that_was_changed_is_refused(engine: Path) -> None:
