@@ -37,7 +37,7 @@ MOST_STAGES = 8
 class LinearTile:
     """m rows by n columns, k of K at a time. A gated linear's tile has n columns of either half.
 
-    gated_warps: of a gated linear's tile, where num_warps would spill registers.
+    gated: of gated linears, where this tile with half the columns spills or all but does.
     parts: how many pieces of its columns a program finishes one after the other (1 or 2).
     group: tiles of rows that run together under the same columns. clamped: rows past the last are read as the
     last, without a mask: AMD's masked loads are branches, and its L1 merges reads of one row. On NVIDIA a
@@ -52,7 +52,7 @@ class LinearTile:
     parts: int = 1
     group: int = 8
     clamped: bool = False
-    gated_warps: int | None = None
+    gated: LinearTile | None = None
 
 
 def linear_tiles(
@@ -101,7 +101,7 @@ def _widest(device: Device, listed: Sequence[LinearTile], n: int, rows: int) -> 
 
 def _gated(tile: LinearTile) -> LinearTile:
     """The same tile cut in halves, gate and up."""
-    return replace(tile, n=max(16, tile.n // 2), num_warps=tile.gated_warps or tile.num_warps)
+    return tile.gated or replace(tile, n=max(16, tile.n // 2))
 
 
 def _fit_k(tile: LinearTile, k: int) -> LinearTile:
@@ -132,7 +132,7 @@ TILES: dict[tuple[str, bool], tuple[LinearTile, ...]] = {
     ("sm_80", False): (
         LinearTile(128, 128, 64, 8, 3),
         LinearTile(64, 128, 64, 4, 4, parts=2),
-        LinearTile(64, 64, 64, 4, 4, gated_warps=8),
+        LinearTile(64, 64, 64, 4, 4, gated=LinearTile(64, 32, 64, 8, 4)),
         LinearTile(64, 32, 128, 4, 4),
         LinearTile(16, 64, 128, 4, 5),
         LinearTile(16, 32, 256, 4, 4),
@@ -142,7 +142,7 @@ TILES: dict[tuple[str, bool], tuple[LinearTile, ...]] = {
         LinearTile(64, 64, 32, 8, 3),
         LinearTile(64, 32, 32, 4, 4),
         LinearTile(16, 64, 64, 4, 4),
-        LinearTile(16, 32, 128, 4, 4),
+        LinearTile(16, 32, 128, 4, 4, gated=LinearTile(16, 16, 64, 4, 7)),
         LinearTile(16, 16, 64, 2, 8),
     ),
     ("sm_90", False): (
@@ -160,7 +160,7 @@ TILES: dict[tuple[str, bool], tuple[LinearTile, ...]] = {
         LinearTile(64, 64, 32, 4, 3),
         LinearTile(64, 32, 32, 4, 4),
         LinearTile(16, 64, 64, 4, 5),
-        LinearTile(16, 32, 128, 4, 5),
+        LinearTile(16, 32, 128, 4, 5, gated=LinearTile(16, 16, 64, 4, 8)),
         LinearTile(16, 16, 64, 2, 8),
     ),
     ("gfx942", False): (

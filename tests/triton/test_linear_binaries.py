@@ -43,11 +43,20 @@ def build(
     return build_kernels(directory, chosen, generated.device, cache=directory / "cache")
 
 
-def test_no_tile_between_them_spills(tmp_path: Path) -> None:
-    device, function = find_device("cuda:sm_80"), "linear_silu_gated"
-    built = build(device.target, "600M", DType.BF16, tmp_path, {function}, every=True)
-    assert [elements(found.kernel) for found in built] == [(16, 32), (64, 32), (128, 64)]
-    assert [found.spills for found in built] == [0, 0, 0]
+@pytest.mark.parametrize(
+    ("target", "dtype", "tiles"),
+    [
+        ("cuda:sm_80", DType.BF16, [(16, 32), (64, 32), (128, 64)]),
+        ("cuda:sm_100", DType.F32, [(16, 16), (64, 16), (64, 32), (128, 64)]),
+    ],
+)
+def test_no_tile_between_them_spills(
+    target: str, dtype: DType, tiles: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    device, function = find_device(target), "linear_silu_gated"
+    built = build(device.target, "600M", dtype, tmp_path, {function}, every=True)
+    assert [elements(found.kernel) for found in built] == tiles
+    assert [found.spills for found in built] == [0] * len(tiles)
     assert all(found.shared_bytes <= device.shared_bytes for found in built)
 
 
