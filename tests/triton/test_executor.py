@@ -84,8 +84,14 @@ def packed(chunks: Sequence[Chunk], rows: Sequence[int] | None = None) -> Step:
     )
 
 
-def test_steps_are_the_references(model: TritonModel, tmp_path: Path) -> None:
-    """Prompts together; two requests decode in a bucket of four; one beside a prompt; then three decode."""
+def test_steps_are_the_references(
+    model: TritonModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts together; two requests decode in a bucket of four; one beside a prompt; then three decode.
+
+    Tables have the columns of the longest request, three, rounded up.
+    """
+    monkeypatch.setattr("runtime.gpu.steps.LEAST_WIDTH", 1)
     executor, states = opened(model, tmp_path, buckets=[4]), empty_states(model.graph, BLOCKS)
     steps = [
         [Chunk(TABLE_A[:3], 0, A[:33]), Chunk(TABLE_B[:2], 0, B[:17])],
@@ -97,7 +103,7 @@ def test_steps_are_the_references(model: TritonModel, tmp_path: Path) -> None:
         got = executor.download(executor.forward(packed(chunks)))
         want, states = reference_step(model.graph, model.weights, states, chunks)
         assert got.shape == want.shape and np.abs(got - want).max() < 1e-5 * want.std()
-    assert list(executor._steps._recorded) == [4]
+    assert list(executor._steps._recorded) == [(4, 4)]
     executor.close()
 
 
