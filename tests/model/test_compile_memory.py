@@ -76,8 +76,7 @@ def gguf_file(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize("form", ["huggingface", "gguf"])
+@pytest.mark.parametrize(("form", "dtype"), [("huggingface", "bf16"), ("gguf", "f32")])
 def test_the_largest_tensor_is_in_memory_once_at_most(form: str, dtype: str, tmp_path: Path) -> None:
     source = huggingface(tmp_path / "hf") if form == "huggingface" else gguf_file(tmp_path / "m.gguf")
     base, _ = run_measured(IMPORT_ONLY)
