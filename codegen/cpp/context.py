@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import cast
 
 from codegen.cpp.masks import mask_struct
 from codegen.cpp.spelling import ctype, identifier, size
 from codegen.cpp.weights import WeightTable
-from ir.dims import Dim, product
-from ir.graph import Arg, Graph, Op, Scalar, Value, Weight, tensor_of
-from ir.types import KV, DType, Tensor
+from codegen.operands import dtype_of as dtype_of
+from codegen.operands import kv_groups
+from codegen.operands import shape_of as shape_of
+from ir.dims import product
+from ir.graph import Arg, Graph, Op, Scalar, Value, Weight
+from ir.types import DType, Tensor
 from passes.memory.places import Place
 from passes.memory.schedule import Schedule
 
@@ -36,7 +38,7 @@ class Context:
     @staticmethod
     def of(graph: Graph) -> Context:
         buffer = {o.name: op.attr("at")[i] for op in graph.ops for i, o in enumerate(op.outs)}
-        return Context(Schedule.of(graph), WeightTable(), buffer, _identifiers(graph), _kv_groups(graph))
+        return Context(Schedule.of(graph), WeightTable(), buffer, _identifiers(graph), kv_groups(graph))
 
     @property
     def graph(self) -> Graph:
@@ -93,14 +95,6 @@ class Context:
         return self.structs[text]
 
 
-def shape_of(arg: Arg) -> tuple[Dim, ...]:
-    return tensor_of(arg).shape
-
-
-def dtype_of(arg: Arg) -> DType:
-    return tensor_of(arg).dtype
-
-
 def refuse(op: Op, reason: str) -> CodegenError:
     where = f" ({op.loc})" if op.loc else ""
     return CodegenError(f"no C++ kernel for {op.kind}{where}: {reason}")
@@ -123,14 +117,4 @@ def _identifiers(graph: Graph) -> dict[str, str]:
             name = f"{base}_{len(used)}"
         used.add(name)
         found[value.name] = name
-    return found
-
-
-def _kv_groups(graph: Graph) -> dict[str, int]:
-    """The KV group of every state: groups are numbered in order of the graph's inputs."""
-    states = [v for v in graph.inputs if isinstance(v.type, KV)]
-    found = {v.name: index for index, v in enumerate(states)}
-    for op in graph.ops:
-        if op.kind == "kv_write":
-            found[op.out.name] = found[cast(Value, op.args[0]).name]
     return found

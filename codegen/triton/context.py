@@ -8,13 +8,16 @@ from typing import Any, cast
 
 import sympy
 
+from codegen.operands import dtype_of as dtype_of
+from codegen.operands import kv_groups
+from codegen.operands import shape_of as shape_of
 from codegen.triton.devices import Device
 from codegen.triton.launch import Arg, Constant, Expr, Launch, expression
 from codegen.triton.module import Module
 from codegen.triton.weights import WeightTable
 from ir.dims import Dim, normalize, product
 from ir.graph import Arg as Operand
-from ir.graph import Graph, Op, Value, Weight, tensor_of
+from ir.graph import Graph, Op, Value, Weight
 from ir.types import KV, DType, Tensor
 from passes.memory.places import Place
 from passes.memory.schedule import Schedule
@@ -53,9 +56,7 @@ class Context:
     def of(graph: Graph, device: Device, invariant: bool = False) -> Context:
         buffer = {o.name: op.attr("at")[i] for op in graph.ops for i, o in enumerate(op.outs)}
         module = Module(device)
-        return Context(
-            device, Schedule.of(graph), module, WeightTable(), _kv_groups(graph), buffer, invariant
-        )
+        return Context(device, Schedule.of(graph), module, WeightTable(), kv_groups(graph), buffer, invariant)
 
     @property
     def graph(self) -> Graph:
@@ -153,14 +154,6 @@ class Context:
         return Launch(kernel.name, tuple(grid), tuple(args.values()))
 
 
-def shape_of(arg: Operand) -> tuple[Dim, ...]:
-    return tensor_of(arg).shape
-
-
-def dtype_of(arg: Operand) -> DType:
-    return tensor_of(arg).dtype
-
-
 def refuse(op: Op, reason: str) -> CodegenError:
     where = f" ({op.loc})" if op.loc else ""
     return CodegenError(f"no Triton kernel for {op.kind}{where}: {reason}")
@@ -190,16 +183,6 @@ def _is_multiple(offset: Any) -> bool:
         return int(offset) % ALIGNMENT == 0
     terms = cast("dict[Any, Any]", offset.as_coefficients_dict())
     return all(int(c) == c and int(c) % ALIGNMENT == 0 for c in terms.values())
-
-
-def _kv_groups(graph: Graph) -> dict[str, int]:
-    """The KV group of every state: groups are numbered in order of the graph's inputs."""
-    states = [v for v in graph.inputs if isinstance(v.type, KV)]
-    found = {v.name: index for index, v in enumerate(states)}
-    for op in graph.ops:
-        if op.kind == "kv_write":
-            found[op.out.name] = found[cast(Value, op.args[0]).name]
-    return found
 
 
 __all__ = [
