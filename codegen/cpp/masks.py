@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
-import sympy
-from sympy.core.relational import Relational
-from sympy.logic.boolalg import And, Not, Or
-
-from codegen.masks import key_range
-from ir.dims import CeilDiv, FloorDiv, Table
+from codegen.masks import Spelling, key_range
 from ir.predicates import KEY, QUERY
 
 
@@ -23,7 +18,8 @@ def mask_struct(name: str, predicate: Any, table_columns: tuple[int, ...]) -> st
     lows += [f"q / {keys.chunk} * {keys.chunk}"] if keys.chunk is not None else []
     low = f"maximum<int64_t>({', '.join(lows)})" if len(lows) == 2 else (lows or ["0"])[0]
     high = "q + 1" if keys.causal else "INT64_MAX / 2"
-    sees = " && ".join(_print(t, table_columns) for t in keys.rest) or "true"
+    spelling = _spelling(table_columns)
+    sees = " && ".join(map(spelling.spell, keys.rest)) or "true"
     tables = "".join(f"  const uint8_t* table{i};\n" for i in range(len(table_columns)))
     return (
         f"struct {name} {{\n{tables}"
@@ -35,41 +31,18 @@ def mask_struct(name: str, predicate: Any, table_columns: tuple[int, ...]) -> st
     )
 
 
-def _print(e: Any, columns: tuple[int, ...]) -> str:
-    if e in (sympy.true, sympy.false) or isinstance(e, bool):
-        return "true" if e else "false"
-    if isinstance(e, sympy.Integer):
-        return f"int64_t({int(e)})"
-    if isinstance(e, sympy.Symbol):
-        return {QUERY: "q", KEY: "k"}[e]
-    args = [_print(a, columns) for a in e.args]
-    if isinstance(e, Table):
-        index = int(cast(Any, e.args[0]))
-        return f"(table{index}[({args[1]}) * {columns[index]} + ({args[2]})] != 0)"
-    if isinstance(e, Relational):
-        return f"({args[0]} {e.rel_op} {args[1]})"
-    if isinstance(e, sympy.Pow):
-        return f"({' * '.join([args[0]] * int(cast(Any, e.args[1])))})"
-    for kind, spelled in _OPERATORS.items():
-        if isinstance(e, kind):
-            return f"({spelled.join(args)})"
-    for kind, function in _FUNCTIONS.items():
-        if isinstance(e, kind):
-            text = args[0]
-            for arg in args[1:]:
-                text = f"{function}<int64_t>({text}, {arg})"
-            return text
-    if isinstance(e, Not):
-        return f"(!{args[0]})"
-    if isinstance(e, CeilDiv):
-        return f"(-floordiv<int64_t>(-{args[0]}, {args[1]}))"
-    raise ValueError(f"mask predicate holds {e}, which has no C++ spelling")
-
-
-_OPERATORS: dict[Any, str] = {And: " && ", Or: " || ", sympy.Add: " + ", sympy.Mul: " * "}
-_FUNCTIONS: dict[Any, str] = {
-    FloorDiv: "floordiv",
-    sympy.Mod: "mod",
-    sympy.Min: "minimum",
-    sympy.Max: "maximum",
-}
+def _spelling(columns: tuple[int, ...]) -> Spelling:
+    return Spelling(
+        target="C++",
+        constants={True: "true", False: "false"},
+        symbols={QUERY: "q", KEY: "k"},
+        integer="int64_t({0})",
+        table=lambda index, row, column: f"(table{index}[({row}) * {columns[index]} + ({column})] != 0)",
+        both=" && ",
+        either=" || ",
+        negation="(!{0})",
+        floor_quotient="floordiv<int64_t>({0}, {1})",
+        floor_rest="mod<int64_t>({0}, {1})",
+        smaller="minimum<int64_t>({0}, {1})",
+        larger="maximum<int64_t>({0}, {1})",
+    )

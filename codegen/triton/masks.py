@@ -6,14 +6,9 @@ Positions are i32 in ranges, and i64 in conditions, which may multiply them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-import sympy
-from sympy.core.relational import Relational
-from sympy.logic.boolalg import And, Not, Or
-
-from codegen.masks import KeyRange, key_range
-from ir.dims import CeilDiv, FloorDiv, Table
+from codegen.masks import KeyRange, Spelling, key_range
 from ir.predicates import KEY, QUERY
 
 MOST = 1 << 30  # no position is as large
@@ -60,45 +55,25 @@ class Mask:
     @property
     def condition(self) -> str:
         """Over `query`, `key` (i64, [rows, keys]), and `seen`, where tables may be read."""
-        return " & ".join(_print(term, self.columns) for term in self.keys.rest)
+        return " & ".join(map(_spelling(self.columns).spell, self.keys.rest))
 
 
-def _print(e: Any, columns: tuple[int, ...]) -> str:
-    if e in (sympy.true, sympy.false) or isinstance(e, bool):
-        return "(key == key)" if e else "(key != key)"
-    if isinstance(e, sympy.Integer):
-        return str(int(e))
-    if isinstance(e, sympy.Symbol):
-        return {QUERY: "query", KEY: "key"}[e]
-    args = [_print(a, columns) for a in e.args]
-    if isinstance(e, Table):
-        index = int(cast(Any, e.args[0]))
-        place = f"{args[1]} * {columns[index]} + {args[2]} + 0 * (query + key)"
+def _spelling(columns: tuple[int, ...]) -> Spelling:
+    def table(index: int, row: str, column: str) -> str:
+        place = f"{row} * {columns[index]} + {column} + 0 * (query + key)"
         return f"(tl.load(table{index} + ({place}), mask=seen, other=0) != 0)"
-    if isinstance(e, Relational):
-        return f"({args[0]} {e.rel_op} {args[1]})"
-    if isinstance(e, sympy.Pow):
-        return f"({' * '.join([args[0]] * int(cast(Any, e.args[1])))})"
-    for kind, spelled in _OPERATORS.items():
-        if isinstance(e, kind):
-            return f"({spelled.join(args)})"
-    for kind, function in _FUNCTIONS.items():
-        if isinstance(e, kind):
-            text = args[0]
-            for arg in args[1:]:
-                text = f"{function}({text}, {arg})"
-            return text
-    if isinstance(e, Not):
-        return f"({args[0]} == 0)"
-    if isinstance(e, CeilDiv):
-        return f"(-floor_quotient(-{args[0]}, {args[1]}))"
-    raise ValueError(f"mask predicate holds {e}, which has no Triton spelling")
 
-
-_OPERATORS: dict[Any, str] = {And: " & ", Or: " | ", sympy.Add: " + ", sympy.Mul: " * "}
-_FUNCTIONS: dict[Any, str] = {
-    FloorDiv: "floor_quotient",
-    sympy.Mod: "floor_rest",
-    sympy.Min: "tl.minimum",
-    sympy.Max: "tl.maximum",
-}
+    return Spelling(
+        target="Triton",
+        constants={True: "(key == key)", False: "(key != key)"},
+        symbols={QUERY: "query", KEY: "key"},
+        integer="{0}",
+        table=table,
+        both=" & ",
+        either=" | ",
+        negation="({0} == 0)",
+        floor_quotient="floor_quotient({0}, {1})",
+        floor_rest="floor_rest({0}, {1})",
+        smaller="tl.minimum({0}, {1})",
+        larger="tl.maximum({0}, {1})",
+    )
