@@ -6,14 +6,17 @@ or sympy.
 
 from runtime.artifact import Artifact
 from runtime.completion import Completion, Event, Timings, TokenLogprob
-from runtime.engine import Engine, Stats
+from runtime.engine import Engine
 from runtime.errors import ArtifactError, EngineError, OctavoError, RequestError, ResourceError
 from runtime.generate import generate
 from runtime.load import load
+from runtime.log import LogEntry
 from runtime.request import Request
 from runtime.sampling import Sampling
+from runtime.stats import Stats
 
 __all__ = [
-    "Artifact", "ArtifactError", "Completion", "Engine", "EngineError", "Event", "OctavoError", "Request",
-    "RequestError", "ResourceError", "Sampling", "Stats", "Timings", "TokenLogprob", "generate", "load",
+    "Artifact", "ArtifactError", "Completion", "Engine", "EngineError", "Event", "LogEntry", "OctavoError",
+    "Request", "RequestError", "ResourceError", "Sampling", "Stats", "Timings", "TokenLogprob", "generate",
+    "load",
 ]  # fmt: skip

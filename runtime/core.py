@@ -8,14 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-
-import numpy as np
+from typing import Literal
 
 from runtime.completion import Completion, Event, FinishReason, Timings, TokenLogprob
 from runtime.errors import EngineError
 from runtime.executor import Executor, Logits, Sampled
 from runtime.request import Request
-from runtime.rows import RowSampler, score_rows, token_logprob
+from runtime.rows import Drawn, RowSampler, score_rows, token_logprob
 from runtime.scheduler import Chunk, Scheduler
 from runtime.sequence import Sequence
 from runtime.step import Step, StepBuffers
@@ -36,10 +35,9 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What a step's rows gave: sampled tokens by row of `sampling`, scores by position of `scoring`."""
+    """What a step's rows gave: tokens of sequences, scores by position of `scoring`."""
 
-    sampling: Seq[Chunk]
-    sampled: Sampled | None
+    drawn: Seq[Drawn]
     scoring: Seq[Chunk]
     scores: Seq[TokenLogprob]
 
@@ -49,8 +47,8 @@ class Core:
 
     def __init__(self, executor: Executor, scheduler: Scheduler, buffers: StepBuffers) -> None:
         self.executor, self.scheduler, self._buffers = executor, scheduler, buffers
-        self._sampler = RowSampler(executor)
-        self.counters = Counters()
+        self._sampler = RowSampler(executor, scheduler.limits.max_rows)
+        self.counters, self.log = Counters(), scheduler.cache.log
 
     @property
     def busy(self) -> bool:
@@ -64,17 +62,24 @@ class Core:
                 self._finish(seq, "length")
             return
         first.forks = others if first.generates else []
-        self.scheduler.add(first)
+        parent = request.parent
+        if parent is None or first.score:
+            self.scheduler.add(first)
+        else:
+            self.scheduler.fork(parent, first, min(parent.computed, first.num_tokens - 1))
 
     def cancel(self, request: Request) -> None:
-        for seq in request.sequences:
-            if not seq.finished:
-                self._finish(seq, "cancelled")
+        self._end(request, "cancelled")
+
+    def expire(self, request: Request) -> None:
+        self._end(request, "timeout")
 
     def fail(self, request: Request, error: Exception) -> None:
         for seq in request.sequences:
             self.scheduler.remove(seq)
-        self.counters.failed_requests += not request.done
+        if not request.done:
+            self.counters.failed_requests += 1
+            self.log.add("fail", (request.number, 0), cause=str(error))
         request.fail(error)
 
     def step(self) -> bool:
@@ -86,7 +91,7 @@ class Core:
             return False
         step = self._buffers.pack(chunks)
         try:
-            self.scheduler.swap.move()
+            self._move()
             results = self._results(chunks, self._forward(step))
             self._advance(chunks, start)
         except Exception as error:
@@ -96,10 +101,24 @@ class Core:
         self.counters.steps += 1
         self.counters.computed_tokens += len(step.ids)
         self._take_scores(results.scoring, results.scores)
-        if results.sampled is not None:
-            self._take_samples(results.sampling, results.sampled)
+        for seqs, sampled in results.drawn:
+            self._take_samples(seqs, sampled)
         self.counters.step_s += time.monotonic() - start
         return True
+
+    def _end(self, request: Request, reason: Literal["cancelled", "timeout"]) -> None:
+        for seq in request.sequences:
+            if not seq.finished:
+                self.log.add(reason, seq.owner, seq.num_tokens - seq.prompt_tokens)
+                self._finish(seq, reason)
+
+    def _move(self) -> None:
+        """Copy blocks as the scheduler planned. After a failure nothing that the host holds is trusted."""
+        try:
+            self.scheduler.cache.moves.run(self.executor)
+        except Exception:
+            self.scheduler.swap.forget()
+            raise
 
     def _forward(self, step: Step) -> Logits:
         start = time.monotonic()
@@ -113,8 +132,8 @@ class Core:
         try:
             scores = score_rows(self.executor, scoring, logits[len(sampling) :]) if scoring else []
             rows = logits[: len(sampling)] if scoring else logits
-            sampled = self._sampler.sample(sampling, rows) if sampling else None  # views: after the scores
-            return Results(sampling, sampled, scoring, scores)
+            drawn = self._sampler.sample(sampling, rows) if sampling else []  # views: after the scores
+            return Results(drawn, scoring, scores)
         except EngineError as error:
             owners = sampling + [c for c in scoring for _ in c.score]
             broken = self.executor.broken_rows(logits)
@@ -134,14 +153,12 @@ class Core:
                 continue
             if seq.output.started_s is None:
                 seq.output.started_s = now
-            if chunk.sample and seq.forks:
-                self._copy(self.scheduler.fork(seq))
             self.scheduler.cache.advance(seq, seq.computed + chunk.count)
-
-    def _copy(self, copies: Seq[tuple[int, int, int]]) -> None:
-        for group in sorted({g for g, _, _ in copies}):
-            pairs = np.array([(source, target) for g, source, target in copies if g == group], np.int32)
-            self.executor.copy_blocks(group, pairs)
+            if chunk.sample:
+                for child in seq.forks:
+                    if not child.finished:
+                        self.scheduler.fork(seq, child, seq.computed)
+                seq.forks = []
 
     def _take_scores(self, chunks: Seq[Chunk], scores: Seq[TokenLogprob]) -> None:
         at = 0
@@ -155,15 +172,17 @@ class Core:
                     if not sample.finished:
                         self._finish(sample, "length")
 
-    def _take_samples(self, chunks: Seq[Chunk], sampled: Sampled) -> None:
+    def _take_samples(self, seqs: Seq[Sequence], sampled: Sampled) -> None:
         token_ids = sampled.ids.tolist()
-        for row, chunk in enumerate(chunks):
+        for row, seq in enumerate(seqs):
+            if seq.finished:  # its request failed while another sample of it was taken
+                continue
             try:
-                width = chunk.seq.request.sampling.logprobs
+                width = seq.request.sampling.logprobs
                 logprob = None if width is None else token_logprob(sampled, row, width)
-                self._take(chunk.seq, token_ids[row], logprob)
+                self._take(seq, token_ids[row], logprob)
             except Exception as error:  # of this request alone
-                self.fail(chunk.seq.request, error)
+                self.fail(seq.request, error)
 
     def _take(self, seq: Sequence, token_id: int, logprob: TokenLogprob | None) -> None:
         """Add a sampled token to its sequence, and finish that if it was the last."""

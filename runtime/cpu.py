@@ -133,7 +133,8 @@ class SampleCall:
 class CpuExecutor:
     """See runtime.executor.Executor. What is derived from a step's or a call's arrays is kept.
 
-    Logits are the rows themselves, f32 [Q, V].
+    Logits are the rows themselves, f32 [Q, V]. swap_blocks: places for preempted requests' blocks, in each
+    group.
     """
 
     target = "cpu"
@@ -145,6 +146,8 @@ class CpuExecutor:
         num_blocks: Sequence[int],
         threads: int,
         isa: str | None = None,
+        *,
+        swap_blocks: int = 0,
     ) -> None:
         target, model = artifact.cpu, artifact.manifest.model
         self.kernel = artifact.kernel(isa)
@@ -153,9 +156,14 @@ class CpuExecutor:
         self._vocab_size = model.vocab_size
         self._arena = anonymous(plan.arena_bytes(limits), "the arena")
         self._logits = anonymous(limits.max_rows * model.vocab_size * 4, "the logits").view(np.float32)
+        groups = artifact.manifest.kv_groups
         self._pools = [
-            anonymous(count * group.block_bytes, "the KV cache")
-            for count, group in zip(num_blocks, artifact.manifest.kv_groups, strict=True)
+            anonymous(count * group.block_bytes, "the KV cache").reshape(count, group.block_bytes)
+            for count, group in zip(num_blocks, groups, strict=True)
+        ]
+        self._places = [
+            anonymous(swap_blocks * group.block_bytes, "swapped blocks").reshape(-1, group.block_bytes)
+            for group in (groups if swap_blocks else ())
         ]
         self._groups = (CKVGroup * len(self._pools))()
         self._weights = Weights(artifact.path(artifact.weights()), target.weight_order)
@@ -230,6 +238,12 @@ class CpuExecutor:
         data = _address(self._pools[group])
         self._library.octavo_copy_blocks(self._handle, group, data, _address(pairs), len(pairs))
 
+    def swap_out(self, group: int, pairs: np.ndarray) -> None:
+        self._places[group][pairs[:, 1]] = self._pools[group][pairs[:, 0]]
+
+    def swap_in(self, group: int, pairs: np.ndarray) -> None:
+        self._pools[group][pairs[:, 1]] = self._places[group][pairs[:, 0]]
+
     def record(self, marks: np.ndarray | None) -> None:
         """Have every forward write its marks, i64 [threads, N, 2], which must stay; None: no longer."""
         address, width = (None, 0) if marks is None else (_address(marks), marks.shape[1])
@@ -243,7 +257,7 @@ class CpuExecutor:
             self._library.octavo_close(self._engine)
             self._engine = None
             self._weights.close()
-            self._pools = []
+            self._pools = self._places = []
 
     @property
     def _handle(self) -> int:

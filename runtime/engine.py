@@ -2,53 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 
 import numpy as np
 
-from runtime.cache import Cache
 from runtime.core import Core
 from runtime.errors import EngineError, RequestError
 from runtime.executor import Executor
+from runtime.kv.cache import Cache
+from runtime.kv.swap import Swap
+from runtime.log import LogEntry
 from runtime.manifest import Model
 from runtime.output import Output
-from runtime.prompt import Prompt, encode
+from runtime.prompt import Prompt, encode, encode_rest
+from runtime.refusal import check_servable
 from runtime.request import Request
 from runtime.sampling import Sampling, fresh_seed
 from runtime.scheduler import Limits, Scheduler
 from runtime.sequence import Sequence
+from runtime.service import Service
+from runtime.stats import Stats, stats
 from runtime.step import StepBuffers
-from runtime.swap import Swap
 from runtime.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """Counts since loading, and what is held now. blocks: per KV group."""
-
-    target: str  # what runs the steps, as --target spells it
-    steps: int
-    computed_tokens: int
-    output_tokens: int
-    finished_samples: int
-    failed_requests: int
-    step_s: float  # spent in steps, and of that
-    forward_s: float  # in the compiled forward; the rest is scheduling, sampling and text
-    preemptions: int
-    prefix_hit_tokens: int
-    copied_blocks: int
-    swapped_blocks: int  # kept on the host when their request was preempted
-    evicted_blocks: int
-    running: int
-    waiting: int
-    blocks_total: list[int]
-    blocks_used: list[int]
-    blocks_free: list[int]
-    blocks_cached: list[int]  # of the free ones, those that a prefix hit can revive
 
 
 class Engine:
@@ -70,16 +50,29 @@ class Engine:
         self._wake = threading.Condition()
         self._calls: list[tuple[Callable[[Request], None], Request]] = []  # what others want of the core
         self._open: set[Request] = set()
+        self._deadline_s = math.inf  # the next one of an open request
         self._number = 0
         self._closing: Exception | None = None
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, prompt: Prompt, sampling: Sampling | None = None, *, prompt_index: int = 0) -> Request:
-        """Queue a prompt: a text, token ids, or chat messages. Raises RequestError if it cannot be served."""
-        sampling = sampling or Sampling()
-        return self.enqueue(self.prepare(prompt, sampling), sampling, prompt_index)
+    def submit(
+        self,
+        prompt: Prompt,
+        sampling: Sampling | None = None,
+        *,
+        prompt_index: int = 0,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        cache_salt: str = "",
+    ) -> Request:
+        """Queue a prompt: a text, token ids, or chat messages. Raises RequestError if it cannot be served.
+
+        priority, timeout_s, cache_salt: see Service.
+        """
+        sampling, service = sampling or Sampling(), Service(priority, timeout_s, cache_salt)
+        return self.enqueue(self.prepare(prompt, sampling), sampling, prompt_index, service)
 
     def prepare(self, prompt: Prompt, sampling: Sampling) -> np.ndarray:
         """Token ids, i32, of a prompt that can be served with this sampling. Raises RequestError."""
@@ -87,8 +80,41 @@ class Engine:
         self._check(ids, sampling)
         return ids
 
-    def enqueue(self, ids: np.ndarray, sampling: Sampling, prompt_index: int = 0) -> Request:
-        """Queue token ids that prepare() returned.
+    def fork(
+        self,
+        parent: Request,
+        sampling: Sampling | None = None,
+        *,
+        append: Prompt = (),
+        sample: int = 0,
+        keep: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Request:
+        """See Request.fork. Its priority and its salt are the parent's."""
+        if not 0 <= sample < len(parent.sequences):
+            todo = f"Use 0 to {len(parent.sequences) - 1}"
+            raise RequestError(f"there is no sample {sample}", where="fork", todo=todo)
+        sampling = sampling or replace(parent.sampling, seed=None, n=1)
+        ids, seq = parent.tokens(sample), parent.sequences[sample]
+        known = len(ids) - seq.prompt_tokens
+        if keep is not None and not 0 <= keep <= known:
+            raise RequestError(f"keep = {keep}", where="fork", todo=f"Use 0 to {known}, the tokens so far")
+        ids = ids[: seq.prompt_tokens + (known if keep is None else keep)]
+        more = encode_rest(append, self.tokenizer, self.model.vocab_size)
+        ids = np.concatenate([ids, more])
+        self._check(ids, sampling)
+        service = replace(parent.service, timeout_s=timeout_s)
+        return self.enqueue(ids, sampling, parent.prompt_index, service, seq)
+
+    def enqueue(
+        self,
+        ids: np.ndarray,
+        sampling: Sampling,
+        prompt_index: int = 0,
+        service: Service = Service(),  # noqa: B008 - frozen
+        parent: Sequence | None = None,
+    ) -> Request:
+        """Queue token ids that prepare() returned. parent: whose first tokens they are.
 
         Raises EngineError when closed, and in a fork of the engine's process, which lacks its threads.
         """
@@ -98,47 +124,47 @@ class Engine:
                 where=f"process {os.getpid()}",
                 todo="Load the artifact after the fork",
             )
-        seed = fresh_seed() if sampling.seed is None else int(sampling.seed)
-        ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos)
+        now, timeout_s = time.monotonic(), service.timeout_s
         with self._wake:
             if self._closing is not None:
                 raise self._closing
-            sequences = [self._sequence(i, ids, sampling) for i in range(sampling.n)]
             request = Request(
                 sampling,
-                seed,
-                sequences,
-                ends,
-                self._cancel,
+                fresh_seed() if sampling.seed is None else sampling.seed,
+                [self._sequence(i, ids, sampling, service) for i in range(sampling.n)],
+                self._ends(sampling),
+                self,
+                service=service,
+                number=self._number,
                 prompt_index=prompt_index,
-                submitted_s=time.monotonic(),
+                submitted_s=now,
+                deadline_s=math.inf if timeout_s is None else now + timeout_s,
+                parent=parent,
             )
             self._number += 1
             self._open.add(request)
+            self._deadline_s = min(self._deadline_s, request.deadline_s)
             self._calls.append((self._core.add, request))
             self._wake.notify()
         return request
 
+    def cancel(self, request: Request) -> None:
+        """See Request.cancel."""
+        if self._is_foreign:
+            return
+        with self._wake:
+            if request in self._open:
+                self._calls.append((self._core.cancel, request))
+                self._wake.notify()
+
     def stats(self) -> Stats:
         """A snapshot; the engine does not stop for it."""
-        scheduler, pools = self._core.scheduler, self._cache.pools
-        free = [pool.num_free for pool in pools]
-        total = [pool.num_blocks for pool in pools]
-        return Stats(
-            target=self._executor.target,
-            **asdict(self._core.counters),
-            preemptions=scheduler.preemptions,
-            prefix_hit_tokens=self._cache.hit_tokens,
-            copied_blocks=self._cache.copied_blocks,
-            swapped_blocks=scheduler.swap.swapped_blocks,
-            evicted_blocks=sum(pool.evictions for pool in pools),
-            running=len(scheduler.running),
-            waiting=scheduler.num_waiting,
-            blocks_total=total,
-            blocks_used=[t - f for t, f in zip(total, free, strict=True)],
-            blocks_free=free,
-            blocks_cached=[pool.num_cached for pool in pools],
-        )
+        return stats(self._core)
+
+    def log(self, since: int = 0) -> list[LogEntry]:
+        """What happened to requests that they did not ask for (prefix hits, copies, evictions, preemptions,
+        swaps), from the entry of this number on; the last 4096 are kept."""
+        return self._core.log.since(since)
 
     def close(self) -> None:
         """Stop after the step that runs; requests that are not finished fail. Free what was loaded.
@@ -167,58 +193,24 @@ class Engine:
         """Whether this is a fork of the process that loaded the engine. Its locks may be held for ever."""
         return os.getpid() != self._process
 
-    @property
-    def _eos(self) -> frozenset[int]:
-        return frozenset(self.model.eos_token_ids)
+    def _ends(self, sampling: Sampling) -> frozenset[int]:
+        eos = () if sampling.ignore_eos else self.model.eos_token_ids
+        return frozenset(sampling.stop_token_ids).union(eos)
 
-    def _sequence(self, sample: int, ids: np.ndarray, sampling: Sampling) -> Sequence:
-        score = sampling.prompt_logprobs is not None and sample == 0
-        output = Output(self.tokenizer.detokenizer() if self.tokenizer else None, sampling.stop)
-        order, context = (self._number, sample), self.model.max_context
-        return Sequence(order, ids, sampling.max_new_tokens, context, output, score=score)
+    def _sequence(self, sample: int, ids: np.ndarray, sampling: Sampling, service: Service) -> Sequence:
+        return Sequence(
+            (service.rank(self._number), self._number, sample),
+            ids,
+            sampling.max_new_tokens,
+            self.model.max_context,
+            Output(self.tokenizer.detokenizer() if self.tokenizer else None, sampling.stop),
+            score=sampling.prompt_logprobs is not None and sample == 0,
+            salt=service.salt,
+        )
 
     def _check(self, ids: np.ndarray, sampling: Sampling) -> None:
-        context, vocab_size = self.model.max_context, self.model.vocab_size
-        if len(ids) == 0:
-            raise RequestError(
-                "it has no tokens", where="prompt", todo="Give at least one token, a BOS for example"
-            )
-        if len(ids) > context:
-            raise RequestError(
-                f"{len(ids)} tokens; the context holds {context}",
-                where="prompt",
-                todo="Shorten it, or compile with a larger --max-context",
-            )
-        if sampling.stop and self.tokenizer is None:
-            raise RequestError(
-                "stop texts need a tokenizer, which this artifact lacks",
-                where="sampling",
-                todo="Use stop_token_ids",
-            )
-        for name in ("logprobs", "prompt_logprobs"):
-            if (getattr(sampling, name) or 0) > vocab_size:
-                raise RequestError(
-                    f"{name} = {getattr(sampling, name)}",
-                    where="sampling",
-                    todo=f"Use at most {vocab_size}, the vocabulary",
-                )
-        most = max(len(ids), min(len(ids) + sampling.max_new_tokens, context) - 1)
-        if not self._cache.fits(most, self.limits.max_step_tokens):
-            blocks = [group.num_blocks for group in self._cache.groups]
-            raise RequestError(
-                f"{len(ids)} prompt tokens and max_new_tokens={sampling.max_new_tokens} need a KV cache of "
-                f"{most} tokens; this engine has {blocks} blocks of {self._cache.block} tokens",
-                where="prompt",
-                todo="Lower max_new_tokens, or load with more kv_memory or kv_blocks",
-            )
-
-    def _cancel(self, request: Request) -> None:
-        if self._is_foreign:
-            return
-        with self._wake:
-            if request in self._open:
-                self._calls.append((self._core.cancel, request))
-                self._wake.notify()
+        step_tokens, has_tokenizer = self.limits.max_step_tokens, self.tokenizer is not None
+        check_servable(len(ids), sampling, self.model, self._cache, step_tokens, has_tokenizer)
 
     def _run(self) -> None:
         """The engine's thread: do what was asked for, run a step, again; sleep when idle."""
@@ -236,8 +228,9 @@ class Engine:
             self._open.clear()
 
     def _attend(self) -> bool:
-        """Take up submissions and cancellations; False when closing."""
-        if self._core.busy and not self._calls and self._closing is None:
+        """Take up submissions, cancellations and timeouts; False when closing."""
+        overdue = self._deadline_s <= time.monotonic()
+        if self._core.busy and not self._calls and self._closing is None and not overdue:
             return True  # as nearly always while there is work; what comes now is seen before the next step
         with self._wake:
             self._wake.wait_for(lambda: self._calls or self._core.busy or self._closing)
@@ -245,11 +238,22 @@ class Engine:
             if self._closing is not None:
                 return False
         for call, request in calls:
-            try:
-                call(request)
-            except Exception as error:  # of this request alone
-                self._core.fail(request, error)
-        if calls:
-            with self._wake:
-                self._open = {request for request in self._open if not request.done}
+            self._do(call, request)
+        if calls or overdue:
+            self._expire()
         return True
+
+    def _do(self, call: Callable[[Request], None], request: Request) -> None:
+        try:
+            call(request)
+        except Exception as error:  # of this request alone
+            self._core.fail(request, error)
+
+    def _expire(self) -> None:
+        """End the requests that are out of time, and forget those that are done."""
+        now = time.monotonic()
+        for request in [r for r in self._open if r.deadline_s <= now]:
+            self._do(self._core.expire, request)
+        with self._wake:
+            self._open = {request for request in self._open if not request.done}
+            self._deadline_s = min((r.deadline_s for r in self._open), default=math.inf)

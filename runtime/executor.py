@@ -81,6 +81,14 @@ class Executor(Protocol):
         """Copy whole blocks within one group; pairs: i32 [n, 2], from and to."""
         ...
 
+    def swap_out(self, group: int, pairs: np.ndarray) -> None:
+        """Copy blocks to places on the host; pairs: i32 [n, 2], a block and a place."""
+        ...
+
+    def swap_in(self, group: int, pairs: np.ndarray) -> None:
+        """Copy blocks back; pairs: i32 [n, 2], a place and a block."""
+        ...
+
     def close(self) -> None: ...
 
 

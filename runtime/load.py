@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 
 from runtime import machine
 from runtime.artifact import Artifact, Verify
-from runtime.budget import plan_blocks
-from runtime.cache import Cache, Group
 from runtime.cpu import CpuExecutor
 from runtime.engine import Engine
 from runtime.errors import ResourceError
 from runtime.executor import Executor
-from runtime.manifest import CpuTarget, GpuTarget, KVGroup, Target
+from runtime.kv.budget import plan_blocks
+from runtime.kv.cache import Cache
+from runtime.kv.group import Group
+from runtime.kv.swap import Swap
+from runtime.manifest import CpuTarget, GpuTarget, KVGroup
 from runtime.scheduler import Limits
-from runtime.swap import Swap
 from runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -46,13 +47,13 @@ def load(
     """Load an artifact.
 
     target: one that it was compiled for; default, the best that this machine can run: a GPU's, else the
-    CPU's. threads: of the CPU target; default, the cores this process may use. kv_blocks: blocks of 16 tokens
-    in every KV group; kv_memory: bytes instead, or a text like "2GiB"; default, half of the memory that the
-    weights leave free (nine tenths of a GPU's), or less if max_requests (64) requests of the whole context
-    need less. swap_memory: of GPU targets, the host's for blocks of preempted requests, which are else
-    computed again. max_step_tokens (512): tokens computed at once, over all requests. verify="fast" does not
-    hash the weights. digest: what the manifest's digest must be. isa: of the CPU target, a kernel by name
-    instead of the best that fits. Raises ArtifactError, ResourceError.
+    CPU's. threads: of the CPU target; default, the cores this process may use. kv_blocks: blocks in every KV
+    group; kv_memory: bytes instead, or a text like "2GiB"; default, half of the memory that the weights leave
+    free (nine tenths of a GPU's), or less if max_requests (64) requests of the whole context need less.
+    swap_memory: the host's for blocks of preempted requests, which are else computed again. max_step_tokens
+    (512): tokens computed at once, over all requests. verify="fast" does not hash the weights. digest: what
+    the manifest's digest must be. isa: of the CPU target, a kernel by name instead of the best that fits.
+    Raises ArtifactError, ResourceError.
     """
     limits = Limits(
         _count("max_step_tokens", max_step_tokens, Limits.max_step_tokens),
@@ -63,12 +64,11 @@ def load(
     found = artifact.target(_choose(artifact) if target is None else target)
     model, groups = artifact.manifest.model, artifact.manifest.kv_groups
     plan = partial(plan_blocks, groups, limits, model.max_context, kv_blocks, kv_memory)
-    places = _places(found, groups, swap_memory)
+    places = _places(groups, swap_memory)
     if isinstance(found, CpuTarget):
-        mover, (executor, counts) = None, _open_cpu(artifact, limits, plan, num_threads, isa)
+        executor, counts = _open_cpu(artifact, limits, plan, places, num_threads, isa)
     elif isa is None:
-        mover, counts = _open_gpu(artifact, found, limits, plan, places)
-        executor = mover
+        executor, counts = _open_gpu(artifact, found, limits, plan, places)
     else:
         todo = "Leave it out, or load for the target cpu"
         raise ResourceError(f"isa = {isa!r} with the target {found.name}", todo=todo)
@@ -78,7 +78,7 @@ def load(
         prefix_cache=prefix_cache,
         salt=os.urandom(16),
     )
-    return Engine(executor, model, cache, limits, Tokenizer.of(artifact), Swap(cache, mover, places))
+    return Engine(executor, model, cache, limits, Tokenizer.of(artifact), Swap(cache, places))
 
 
 def _choose(artifact: Artifact) -> str:
@@ -96,10 +96,10 @@ def _choose(artifact: Artifact) -> str:
 
 
 def _open_cpu(
-    artifact: Artifact, limits: Limits, plan: Plan, threads: int, isa: str | None
+    artifact: Artifact, limits: Limits, plan: Plan, places: int, threads: int, isa: str | None
 ) -> tuple[Executor, list[int]]:
     counts = plan(held=artifact.manifest.files[artifact.weights()].bytes)
-    return CpuExecutor(artifact, limits, counts, threads, isa), counts
+    return CpuExecutor(artifact, limits, counts, threads, isa, swap_blocks=places), counts
 
 
 def _open_gpu(
@@ -119,13 +119,9 @@ def _open_gpu(
     return GpuExecutor(device, compiled, limits, counts, swap_blocks=places), counts
 
 
-def _places(target: Target, groups: Sequence[KVGroup], swap_memory: int | str) -> int:
+def _places(groups: Sequence[KVGroup], swap_memory: int | str) -> int:
     """Blocks of every group that the host has room for."""
-    size = machine.parse_bytes(swap_memory)
-    if size and isinstance(target, CpuTarget):
-        todo = "Give it as kv_memory: the target cpu's blocks are in the host's memory"
-        raise ResourceError(f"swap_memory = {swap_memory!r} with the target cpu", todo=todo)
-    return size // max(1, sum(group.block_bytes for group in groups))
+    return machine.parse_bytes(swap_memory) // max(1, sum(group.block_bytes for group in groups))
 
 
 def _count(name: str, value: int | None, default: int) -> int:

@@ -42,6 +42,15 @@ def encode(prompt: Any, tokenizer: Tokenizer | None, vocab_size: int) -> np.ndar
     return np.array(ids, np.int32)
 
 
+def encode_rest(rest: Any, tokenizer: Tokenizer | None, vocab_size: int) -> np.ndarray:
+    """Token ids, i32, of a text (or ids) that goes on where another ends: no BOS or the like before it."""
+    if isinstance(rest, str):
+        if tokenizer is None:
+            raise RequestError("this artifact has no tokenizer", where="append", todo="Give token ids")
+        rest = tokenizer.encode(rest, add_special_tokens=False)
+    return encode(rest, tokenizer, vocab_size)
+
+
 def _is_list(value: Any) -> bool:
     if isinstance(value, np.ndarray):
         return value.ndim > 0

@@ -2,23 +2,48 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from runtime.completion import Completion, Event
 from runtime.errors import RequestError
+from runtime.prompt import Prompt
 from runtime.sampling import Sampling
 from runtime.sequence import Sequence
+from runtime.service import Service
+
+
+class Owner(Protocol):
+    """The engine, as a request asks it for things."""
+
+    def cancel(self, request: Request) -> None: ...
+
+    def fork(
+        self,
+        parent: Request,
+        sampling: Sampling | None,
+        *,
+        append: Prompt,
+        sample: int,
+        keep: int | None,
+        timeout_s: float | None,
+    ) -> Request: ...
 
 
 class Request:
     """One prompt with its sampling, `sampling.n` samples.
 
     Iterating (or `async for`) gives its events from the first on, as they come, and raises its error if it
-    fails. `await request` is `result()`.
+    fails. `await request` is `result()`. As a context manager (`with` or `async with`) it is cancelled at the
+    end, where it is not finished by then.
+
+    parent: whose blocks it starts from, while it holds them. deadline_s: of the monotonic clock.
     """
 
     def __init__(
@@ -27,16 +52,22 @@ class Request:
         seed: int,
         sequences: list[Sequence],
         ends: frozenset[int],
-        cancel: Callable[[Request], None],
+        owner: Owner,
         *,
+        service: Service = Service(),  # noqa: B008 - frozen
+        number: int = 0,
         prompt_index: int = 0,
         submitted_s: float = 0.0,
+        deadline_s: float = math.inf,
+        parent: Sequence | None = None,
     ) -> None:
-        self.sampling, self.seed, self.prompt_index = sampling, seed, prompt_index
+        self.sampling, self.seed, self.number, self.prompt_index = sampling, seed, number, prompt_index
         self.sequences, self.ends, self.submitted_s = sequences, ends, submitted_s
+        self.service, self.deadline_s, self.parent = service, deadline_s, parent
         for seq in sequences:
             seq.request = self
-        self._cancel = cancel
+        self._owner = owner
+        self._emitted = [0] * len(sequences)  # tokens of each sample in its events
         self._lock = threading.RLock()
         self._finished = threading.Condition(self._lock)
         self._events: list[Event] = []
@@ -51,7 +82,44 @@ class Request:
 
     def cancel(self) -> None:
         """Stop soon; what is not finished ends with the reason "cancelled" and keeps what it has."""
-        self._cancel(self)
+        self._owner.cancel(self)
+
+    def fork(
+        self,
+        sampling: Sampling | None = None,
+        *,
+        append: Prompt = (),
+        sample: int = 0,
+        keep: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Request:
+        """A new request that goes on from here: from a sample's prompt and output so far, at any time.
+
+        It gives what a request gives whose prompt is all of these tokens, and costs next to nothing while
+        this one still holds their blocks: it shares them. sampling: by default this one's, with a new seed.
+        append: a text or token ids that come next. keep: output tokens to keep (default all). Raises
+        RequestError.
+        """
+        return self._owner.fork(self, sampling, append=append, sample=sample, keep=keep, timeout_s=timeout_s)
+
+    def tokens(self, sample: int = 0) -> np.ndarray:
+        """The prompt and a sample's output so far: i32, a copy."""
+        with self._lock:
+            seq = self.sequences[sample]
+            return seq.ids[: seq.prompt_tokens + self._emitted[sample]].copy()
+
+    def __enter__(self) -> Request:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self.done:
+            self.cancel()
+
+    async def __aenter__(self) -> Request:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.__exit__()
 
     def results(self, timeout_s: float | None = None) -> list[Completion]:
         """All samples, in order, once they are finished. Raises its error, or TimeoutError."""
@@ -140,6 +208,7 @@ class Request:
         """Add an event; a sample's last one comes with its completion."""
         with self._lock:
             self._events.append(event)
+            self._emitted[event.sample_index] += event.token_id is not None
             if completion is not None:
                 self._completions[event.sample_index] = completion
             self._wake()

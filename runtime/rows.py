@@ -12,18 +12,40 @@ from runtime.executor import Executor, Logits, SampleArgs, Sampled
 from runtime.scheduler import Chunk
 from runtime.sequence import Sequence
 
+Drawn = tuple[list[Sequence], Sampled]  # sequences, and their tokens in that order
+
 
 class RowSampler:
-    """Samples rows. Parameters stay from step to step, as long as the rows are of the same sequences."""
+    """Samples rows. Parameters stay from step to step, as long as the rows are of the same sequences.
 
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
+    max_rows: what the executor takes at once.
+    """
+
+    def __init__(self, executor: Executor, max_rows: int) -> None:
+        self._executor, self._max_rows = executor, max_rows
         self._seqs: list[Sequence] = []
         self._args = SampleArgs.greedy(0, 0)
 
-    def sample(self, chunks: Seq[Chunk], logits: Logits) -> Sampled:
-        """Sample the rows of the chunks that want it. logits: in the chunks' order."""
-        seqs = [c.seq for c in chunks]
+    def sample(self, chunks: Seq[Chunk], logits: Logits) -> list[Drawn]:
+        """A token for each sequence that takes one from these chunks' last rows, which logits are: the
+        chunk's own, and all samples of a prompt from the same row."""
+        pairs = [(seq, row) for row, c in enumerate(chunks) for seq in c.sampled]
+        if len(pairs) == len(chunks):
+            seqs = [seq for seq, _ in pairs]
+            return [(seqs, self._sample(seqs, logits))]
+        return [
+            self._part(pairs[at : at + self._max_rows], logits) for at in range(0, len(pairs), self._max_rows)
+        ]
+
+    def _part(self, pairs: list[tuple[Sequence, int]], logits: Logits) -> Drawn:
+        """Copies: they are gone when the next part is sampled."""
+        seqs = [seq for seq, _ in pairs]
+        sampled = self._sample(seqs, logits[np.array([row for _, row in pairs])])
+        return seqs, Sampled(
+            sampled.ids.copy(), sampled.logprobs.copy(), sampled.top_ids.copy(), sampled.top_logprobs.copy()
+        )
+
+    def _sample(self, seqs: list[Sequence], logits: Logits) -> Sampled:
         if seqs == self._seqs:
             self._args.position[:] = [seq.num_tokens for seq in seqs]
         else:

@@ -1,9 +1,13 @@
 """Which tokens of which requests the next step computes.
 
 There are no phases: a request has tokens known and tokens computed, and a step hands out a token budget,
-oldest request first. Chunked prefill, decode, prefix hits, forks and recomputing after preemption are that
-one arithmetic. When blocks run out, the youngest running request gives all of its back. Later it goes on from
-what the host kept of them, or computes them again where there was no room.
+oldest request first, but one token of it is kept for each that comes after. Chunked prefill, decode, prefix
+hits, forks and recomputing after preemption are that one arithmetic. When blocks run out, the youngest
+running request gives all of its back. Later it goes on from what the host kept of them, or computes them
+again where there was no room.
+
+Nobody starves: the order never changes, whoever is first in it is never preempted, and gets a token in every
+step.
 """
 
 from __future__ import annotations
@@ -12,9 +16,9 @@ import heapq
 from bisect import insort
 from dataclasses import dataclass
 
-from runtime.cache import Cache
+from runtime.kv.cache import Cache
+from runtime.kv.swap import Swap
 from runtime.sequence import Sequence
-from runtime.swap import Swap
 
 
 @dataclass(frozen=True)
@@ -43,16 +47,22 @@ class Chunk:
     score: range
     sample: bool
 
+    @property
+    def sampled(self) -> list[Sequence]:
+        """Those that take a token from the last row: the sequence, and the other samples of its prompt."""
+        if not self.sample:
+            return []
+        return [self.seq, *(child for child in self.seq.forks if not child.finished)]
+
 
 class Scheduler:
-    """FCFS: `running` is sorted by order, and so is what is handed out of `waiting`."""
+    """`running` is sorted by order, and so is what is handed out of `waiting`."""
 
     def __init__(self, cache: Cache, limits: Limits, swap: Swap | None = None) -> None:
         self.cache, self.limits = cache, limits
         self.swap = swap or Swap(cache)
         self.running: list[Sequence] = []
-        self._waiting: list[tuple[tuple[int, int], Sequence]] = []  # a heap
-        self.preemptions = 0
+        self._waiting: list[tuple[tuple[int, int, int], Sequence]] = []  # a heap
 
     @property
     def num_waiting(self) -> int:
@@ -80,44 +90,23 @@ class Scheduler:
 
     def schedule(self) -> list[Chunk]:
         """The next step's chunks, at most one per sequence, in order. Their blocks are held."""
-        chunks: list[Chunk] = []
-        before = self.preemptions
-        budget, rows = self.limits.max_step_tokens, self.limits.score_rows
-        index = 0
-        while index < len(self.running) and budget > 0:
-            seq = self.running[index]
-            chunk = self._chunk(seq, budget, rows)
-            if chunk is not None:
-                if not self._make_room(seq, chunk.count):
-                    break
-                chunks.append(chunk)
-                budget, rows = budget - chunk.count, rows - len(chunk.score)
-            index += 1
-        while budget > 0 and self.preemptions == before and (seq := self._admit()) is not None:
-            chunk = self._chunk(seq, budget, rows)
-            if chunk is not None and self.cache.extend(seq, seq.computed + chunk.count):
-                chunks.append(chunk)
-                budget, rows = budget - chunk.count, rows - len(chunk.score)
+        chunks = self._next_chunks()
+        while not chunks and self.running:  # all wait for peers, for whom the youngest makes room
+            if self.running[0] in self.running[-1].peers:
+                break
+            self._preempt(self.running[-1], "older samples wait for each other")
+            chunks = self._next_chunks()
         return chunks
 
-    def fork(self, parent: Sequence) -> list[tuple[int, int, int]]:
-        """Start the forks of a sequence whose prompt was just computed, before it advances.
-
-        From its blocks while there is room, else later like any request. Returns the blocks to copy, (group,
-        from, to).
-        """
-        copies: list[tuple[int, int, int]] = []
-        for child in parent.forks:
-            room = len(self.running) < self.limits.max_requests and not child.finished
-            pairs = self.cache.fork(parent, child) if room else None
-            if pairs is None:
-                self.add(child)
-            else:
-                child.cached_tokens = child.computed
-                insort(self.running, child, key=lambda s: s.order)
-                copies += pairs
-        parent.forks = []
-        return copies
+    def fork(self, parent: Sequence, child: Sequence, computed: int) -> None:
+        """Start a sequence whose first `computed` tokens are the parent's: from its blocks while there is
+        room and it holds them, else later like any request."""
+        room = len(self.running) < self.limits.max_requests and parent in self.running
+        if room and self.cache.fork(parent, child, computed):
+            child.cached_tokens = child.computed
+            insort(self.running, child, key=lambda s: s.order)
+        else:
+            self.add(child)
 
     def check(self) -> None:
         """Assert the invariants of the queue and of the blocks that its sequences hold."""
@@ -130,6 +119,30 @@ class Scheduler:
             assert all(t.length * self.cache.block >= seq.computed for t in seq.tables)
         self.cache.check(self.running)
         self.swap.check()
+
+    def _next_chunks(self) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        preempted = False
+        budget, rows = self.limits.max_step_tokens, self.limits.score_rows
+        index = 0
+        while index < len(self.running) and budget > 0:
+            seq = self.running[index]
+            chunk = self._chunk(seq, max(1, budget - len(self.running) + index + 1), rows)
+            if chunk is not None:
+                before = len(self.running)
+                if not self._make_room(seq, chunk.count):
+                    preempted = True
+                    break
+                preempted |= len(self.running) < before
+                chunks.append(chunk)
+                budget, rows = budget - chunk.count, rows - len(chunk.score)
+            index += 1
+        while budget > 0 and not preempted and (seq := self._admit()) is not None:
+            chunk = self._chunk(seq, budget, rows)
+            if chunk is not None and self.cache.extend(seq, seq.computed + chunk.count):
+                chunks.append(chunk)
+                budget, rows = budget - chunk.count, rows - len(chunk.score)
+        return [chunk for chunk in chunks if chunk.seq.tables]  # but those whose peers took them along
 
     def _chunk(self, seq: Sequence, budget: int, rows: int) -> Chunk | None:
         """As much of the sequence as the budgets allow; None if nothing."""
@@ -146,17 +159,21 @@ class Scheduler:
         """Hold blocks for the next `count` tokens, preempting the youngest; False if that was `seq`."""
         while not self.cache.extend(seq, seq.computed + count):
             victim = self.running[-1]
-            self._preempt(victim)
-            if victim is seq:
+            self._preempt(victim, f"request {seq.owner[0]}, sample {seq.owner[1]} needs a block")
+            if seq in victim.peers:
                 return False
         return True
 
-    def _preempt(self, seq: Sequence) -> None:
-        self.running.remove(seq)
-        if not self.swap.hold(seq):
-            self.cache.free(seq)
-        self.add(seq)
-        self.preemptions += 1
+    def _preempt(self, victim: Sequence, cause: str) -> None:
+        """Take a sequence and its peers off their blocks; they wait."""
+        for seq in [seq for seq in self.running if seq in victim.peers]:
+            self.running.remove(seq)
+            held = sum(table.length - table.first for table in seq.tables)
+            self.cache.log.add("preempt", seq.owner, held, cause)
+            # Peers share blocks, and would not when they come back from the host.
+            if len(seq.peers) > 1 or not self.swap.hold(seq):
+                self.cache.free(seq)
+            self.add(seq)
 
     def _admit(self) -> Sequence | None:
         """The oldest waiting sequence, now running, if a place and blocks for all its known tokens are free.

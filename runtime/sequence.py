@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from runtime.blocks import Sealed, Table
+    from runtime.kv.blocks import Sealed
+    from runtime.kv.table import Table
     from runtime.output import Output
     from runtime.request import Request
 
@@ -15,21 +16,23 @@ if TYPE_CHECKING:
 class Sequence:
     """Tokens [0, num_tokens) are known, [0, computed) are in the KV cache; the rest is wanted.
 
-    order: (request number, sample index); smaller is served first. max_tokens: known tokens never exceed it.
-    score: log-probabilities of the prompt's own tokens are wanted; scored: how many are there already.
+    order: (rank, request number, sample index); smaller is served first. max_tokens: known tokens never
+    exceed it. score: log-probabilities of the prompt's own tokens are wanted; scored: how many are there
+    already. salt: sequences of different salts share no prefix.
     """
 
     def __init__(
         self,
-        order: tuple[int, int],
+        order: tuple[int, int, int],
         prompt: np.ndarray,
         max_new_tokens: int,
         max_context: int,
         output: Output,
         *,
         score: bool = False,
+        salt: bytes = b"",
     ) -> None:
-        self.order = order
+        self.order, self.salt = order, salt
         self.prompt_tokens = len(prompt)
         self.max_tokens = max(len(prompt), min(len(prompt) + max_new_tokens, max_context))
         self.ids = np.empty(self.max_tokens, np.int32)
@@ -39,7 +42,9 @@ class Sequence:
         self.score, self.scored = score, 0
         self.tables: list[Table] = []
         self.chain: list[Sealed] = []
+        self.coming = range(0)  # indices of the chain's blocks that it has yet to compute
         self.forks: list[Sequence] = []  # that start from this one's blocks once its prompt is computed
+        self.peers = [self]  # that go on together only; one list for all of them
         self.finished = False
         self.cached_tokens: int | None = None  # skipped by a prefix hit or a fork, when it first ran
         self.output = output
@@ -47,7 +52,12 @@ class Sequence:
 
     @property
     def sample_index(self) -> int:
-        return self.order[1]
+        return self.order[2]
+
+    @property
+    def owner(self) -> tuple[int, int]:
+        """The request's number and the sample's index, as the log names it."""
+        return self.order[1:]
 
     @property
     def generates(self) -> bool:

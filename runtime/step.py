@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runtime.blocks import Table
+from runtime.kv.table import Table
 from runtime.scheduler import Chunk, Limits
 
 
@@ -77,14 +77,13 @@ class StepBuffers:
         return self._step
 
     def _pack_tables(self, chunks: Seq[Chunk], group: int) -> None:
-        """Copy the tables that are not where they were in the last step, or have grown: they never change
-        otherwise in what counts."""
+        """Copy the tables that are not where they were in the last step, or have changed since."""
         packed, target = self._packed[group], self._tables[group]
         for row, c in enumerate(chunks):
             table = c.seq.tables[group]
-            if packed[row] != (table, table.length):
+            if packed[row] != (table, table.version):
                 target[row, : table.length] = table.ids[: table.length]
-                packed[row] = (table, table.length)
+                packed[row] = (table, table.version)
 
     def _pack_tokens(self, chunks: Seq[Chunk]) -> None:
         """One token per chunk, as in nearly every step: plain numbers are faster than arrays of few."""

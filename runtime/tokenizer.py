@@ -62,9 +62,9 @@ class Tokenizer:
         template = texts.get("chat_template.jinja")
         return Tokenizer(texts["tokenizer.json"], config, template, bos_token_id)
 
-    def encode(self, text: str) -> list[int]:
-        """A plain text prompt, with the special tokens that the tokenizer adds (a BOS, say)."""
-        return self._ids(text, add_special_tokens=True)
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """A plain text, with the special tokens that the tokenizer adds to a prompt (a BOS, say)."""
+        return self._ids(text, add_special_tokens=add_special_tokens)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Chat messages, up to where the assistant answers. The template writes all special tokens itself."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from runtime import sampler
-from runtime.cache import Cache, Group
 from runtime.engine import Engine
 from runtime.errors import EngineError
 from runtime.executor import Logits, SampleArgs, Sampled, broken_rows
+from runtime.kv.cache import Cache
+from runtime.kv.group import Group
 from runtime.manifest import Model
 from runtime.scheduler import Limits
 from runtime.step import Step

@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from runtime.blocks import BlockPool, Sealed, Table, chain_hash
+from runtime.kv.blocks import BlockPool, Sealed, chain_hash
+from runtime.kv.table import Table
 
 
 def content(tokens: bytes, parent: bytes = b"salt") -> Sealed:

@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 
 from runtime import ArtifactError, EngineError, ResourceError, Sampling, generate, sampler
-from runtime.cache import Cache, Group
 from runtime.engine import Engine
 from runtime.executor import SampleArgs
 from runtime.gpu.executor import GpuExecutor
 from runtime.gpu.memory import upload_weights, weight_offsets
 from runtime.gpu.steps import Tables, decode_buckets
+from runtime.kv.cache import Cache
+from runtime.kv.group import Group
+from runtime.kv.swap import Swap
 from runtime.scheduler import Limits
 from runtime.step import Step
-from runtime.swap import Swap
 from runtime.weights import Weights
 from tests.runtime import made
 from tests.runtime.fake import BLOCK, VOCAB, reference
@@ -63,7 +64,7 @@ def engine_of(
     device, model, executor = opened(weights, limits, counts, windows, swap_blocks=places)
     cache = Cache([Group(n, w) for n, w in zip(counts, windows, strict=True)])
     about = compiled(Weights(weights, ["w"]), windows, CONTEXT, raw_plan(len(windows))).model
-    return device, model, Engine(executor, about, cache, limits, swap=Swap(cache, executor, places))
+    return device, model, Engine(executor, about, cache, limits, swap=Swap(cache, places))
 
 
 @pytest.mark.parametrize("windows", [(None,), (None, 9)])

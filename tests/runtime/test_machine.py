@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from runtime import ResourceError, machine
-from runtime.budget import plan_blocks
+from runtime.kv.budget import plan_blocks
 from runtime.manifest import KVGroup
 from runtime.scheduler import Limits
 

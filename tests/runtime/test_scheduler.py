@@ -8,14 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime import Sampling, sampler
-from runtime.cache import Cache, Group
 from runtime.core import Core
+from runtime.kv.cache import Cache
+from runtime.kv.group import Group
+from runtime.kv.swap import Swap
 from runtime.output import Output
 from runtime.request import Request
 from runtime.scheduler import Limits, Scheduler
 from runtime.sequence import Sequence
 from runtime.step import StepBuffers
-from runtime.swap import Swap
 from tests.runtime.fake import BLOCK, VOCAB, FakeExecutor, reference
 
 CONTEXT = 96
@@ -54,7 +55,7 @@ def build(m) -> Core:
     groups = [Group(count, w) for count, w in zip(counts, m["windows"], strict=True)]
     limits = Limits(m["budget"], m["max_requests"], m["score_rows"])
     executor, cache = FakeExecutor(counts, list(m["windows"])), Cache(groups, prefix_cache=m["prefix_cache"])
-    scheduler = Scheduler(cache, limits, Swap(cache, executor, m["places"]))
+    scheduler = Scheduler(cache, limits, Swap(cache, m["places"]))
     return Core(executor, scheduler, StepBuffers(limits, len(groups), CONTEXT, BLOCK))
 
 
@@ -63,10 +64,12 @@ def make(number: int, r) -> Request:
     scores = 1 if r["score"] else None
     sampling = Sampling(r["new"], temperature=1.0, seed=number, n=r["n"], prompt_logprobs=scores)
     sequences = [
-        Sequence((number, i), prompt, r["new"], CONTEXT, Output(None, ()), score=r["score"] and i == 0)
+        Sequence(
+            (number, number, i), prompt, r["new"], CONTEXT, Output(None, ()), score=r["score"] and i == 0
+        )
         for i in range(r["n"])
     ]
-    return Request(sampling, number, sequences, frozenset(), lambda _: None)
+    return Request(sampling, number, sequences, frozenset(), None, number=number)
 
 
 @settings(max_examples=60, deadline=None)
@@ -160,16 +163,16 @@ def test_what_the_host_kept_is_not_computed_again():
         for number, (request, each) in enumerate(zip(added, CROWD, strict=True)):
             for completion in request.results():
                 check(number, completion, each, [None])
-        assert core.scheduler.preemptions == 1
+        assert core.log.events["preempt"] == 1
         computed.append(core.counters.computed_tokens)
-        swapped.append(core.scheduler.swap.swapped_blocks)
+        swapped.append(core.log.amounts["swap_out"])
     assert computed[0] == 40 + 37 + 17 + 23 < computed[1] == computed[2]
     assert swapped == [2, 0, 0]
 
 
 def test_a_cancelled_sequence_gives_its_places_back():
     core, (_, second) = crowded(3)
-    while not core.scheduler.preemptions:
+    while not core.log.events["preempt"]:
         core.step()
     assert core.scheduler.swap.holds(second.sequences[0]) and len(core.scheduler.swap._free[0]) == 1
     core.cancel(second)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runtime import machine
-from runtime.cache import Group
 from runtime.errors import ResourceError
+from runtime.kv.group import Group
 from runtime.manifest import MAX_INT32, KVGroup
 from runtime.scheduler import Limits
 

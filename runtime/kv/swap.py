@@ -1,31 +1,15 @@
 """Blocks of preempted sequences on the host, from where they go on without being computed again.
 
-The places there are a pool beside each group's; copies are noted as they are planned, and done in that order
-before the next step.
+The places there are a pool beside each group's.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
-import numpy as np
-
-from runtime.blocks import Table
-from runtime.cache import Cache
+from runtime.kv.cache import Cache
+from runtime.kv.table import Table
 from runtime.sequence import Sequence
-
-
-class Mover(Protocol):
-    """An executor that copies blocks to places on the host and back."""
-
-    def swap_out(self, group: int, pairs: np.ndarray) -> None:
-        """pairs: i32 [n, 2], a block and a place. What a later step writes is not copied."""
-        ...
-
-    def swap_in(self, group: int, pairs: np.ndarray) -> None:
-        """pairs: i32 [n, 2], a place and a block. A later step reads them."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +21,12 @@ class Held:
 
 
 class Swap:
-    """num_places: for blocks of each group; none without a mover."""
+    """num_places: for blocks of each group."""
 
-    def __init__(self, cache: Cache, mover: Mover | None = None, num_places: int = 0) -> None:
-        self._cache, self._mover = cache, mover
-        self.num_places = num_places if mover is not None else 0
-        self.swapped_blocks = 0
+    def __init__(self, cache: Cache, num_places: int = 0) -> None:
+        self._cache, self.num_places = cache, num_places
         self._free = [list(range(self.num_places)) for _ in cache.groups]
         self._held: dict[Sequence, Held] = {}
-        self._moves: list[tuple[bool, int, list[tuple[int, int]]]] = []  # (whether out, group, pairs)
 
     def holds(self, seq: Sequence) -> bool:
         return seq in self._held
@@ -60,9 +41,9 @@ class Swap:
         for group, (table, ids, free) in enumerate(zip(seq.tables, blocks, self._free, strict=True)):
             places = [free.pop() for _ in ids]
             tables.append((table.first, places))
-            self._moves.append((True, group, list(zip(ids, places, strict=True))))
-            self.swapped_blocks += len(ids)
+            self._cache.moves.swap_out(group, ids, places)
         self._held[seq] = Held(seq.computed, tables)
+        self._cache.log.add("swap_out", seq.owner, sum(map(len, blocks)))
         self._cache.free(seq)
         return True
 
@@ -77,9 +58,10 @@ class Swap:
             table.skip_to(first)
             for _ in places:
                 table.append(pool.allocate())
-            self._moves.append((False, group, list(zip(places, table.live(), strict=True))))
+            cache.moves.swap_in(group, places, table.live())
             seq.tables.append(table)
         seq.computed = held.computed
+        cache.log.add("swap_in", seq.owner, sum(len(places) for _, places in held.tables))
         self.drop(seq)
         return True
 
@@ -90,14 +72,10 @@ class Swap:
             for free, (_, places) in zip(self._free, held.tables, strict=True):
                 free += places
 
-    def move(self) -> None:
-        """Start the copies that were planned. Raises EngineError."""
-        moves, self._moves = self._moves, []
-        for out, group, pairs in moves:
-            if pairs:
-                assert self._mover is not None
-                copy = self._mover.swap_out if out else self._mover.swap_in
-                copy(group, np.array(pairs, np.int32))
+    def forget(self) -> None:
+        """Drop all that is held: a copy failed. What was held is computed again."""
+        for seq in list(self._held):
+            self.drop(seq)
 
     def check(self) -> None:
         """Assert that every place is free or held once, and by a sequence that waits."""

@@ -13,12 +13,20 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
+from runtime.kv.table import Table
 
 
 def chain_hash(parent: bytes, tokens: bytes) -> bytes:
-    """Hash of a full block: of all tokens up to its end, through its parent's (at first, a salt)."""
+    """Hash of a full block: of all tokens up to its end, through its parent's (at first, a root)."""
     return hashlib.blake2b(tokens, digest_size=16, key=parent).digest()
+
+
+def chain_root(salt: bytes, *keys: bytes) -> bytes:
+    """What a chain starts from. keys: whatever else the content depends on; other keys never meet."""
+    root = salt
+    for key in keys:
+        root = chain_hash(root, key)
+    return root
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,10 @@ class BlockPool:
             else:
                 self._idle[block] = None
 
+    def is_shared(self, block: int) -> bool:
+        """Whether somebody else reads it, or may find it: it must not be written then."""
+        return self._refs[block] > 1 or self._sealed[block] is not None
+
     def seal(self, block: int, content: Sealed) -> None:
         """Make a full, held block findable. A second block with the same content stays unsealed."""
         if self._sealed[block] is None and content.hash not in self._by_hash:
@@ -111,31 +123,3 @@ class BlockPool:
             "the hash table differs from the sealed blocks"
         )
         assert set(self._idle) <= set(sealed), "an idle block has no hash"
-
-
-class Table:
-    """The blocks of one request in one group, by block index; those before `first` are given back (a
-    window's).
-
-    ids: i32, as the executor reads them; entries outside [first, length) mean nothing but are valid ids.
-    """
-
-    def __init__(self) -> None:
-        self.ids = np.zeros(8, np.int32)
-        self.first = self.length = 0
-
-    def append(self, block: int) -> None:
-        if self.length == len(self.ids):
-            self.ids = np.concatenate([self.ids, np.zeros_like(self.ids)])
-        self.ids[self.length] = block
-        self.length += 1
-
-    def skip_to(self, first: int) -> None:
-        """Start an empty table at block index `first`."""
-        assert self.length == 0
-        while self.length < first:
-            self.append(0)
-        self.first = first
-
-    def live(self) -> list[int]:
-        return self.ids[self.first : self.length].tolist()

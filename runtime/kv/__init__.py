@@ -1,0 +1,1 @@
+"""The KV cache as bookkeeping: blocks, tables, prefixes, copies between blocks, and how many there are."""

@@ -1,0 +1,39 @@
+"""The blocks of one sequence in one KV group, by block index."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class Table:
+    """ids: i32, as the executor reads them; blocks before `first` are given back (a window's), and entries
+    outside [first, length) mean nothing but are valid ids. version: moves on when an entry that is read
+    changes.
+    """
+
+    def __init__(self) -> None:
+        self.ids = np.zeros(8, np.int32)
+        self.first = self.length = self.version = 0
+
+    def append(self, block: int) -> None:
+        if self.length == len(self.ids):
+            self.ids = np.concatenate([self.ids, np.zeros_like(self.ids)])
+        self.ids[self.length] = block
+        self.length += 1
+        self.version += 1
+
+    def replace(self, index: int, block: int) -> None:
+        """Read another block from now on, a copy of the one there."""
+        assert self.first <= index < self.length
+        self.ids[index] = block
+        self.version += 1
+
+    def skip_to(self, first: int) -> None:
+        """Start an empty table at block index `first`."""
+        assert self.length == 0
+        while self.length < first:
+            self.append(0)
+        self.first = first
+
+    def live(self) -> list[int]:
+        return self.ids[self.first : self.length].tolist()
