@@ -15,7 +15,8 @@ import pytest
 
 from codegen.kv_block import block_bytes
 from runtime import ArtifactError, Sampling, sampler
-from runtime.cache import Cache, Group
+from runtime.kv.cache import Cache
+from runtime.kv.group import Group
 from runtime.engine import Engine
 from runtime.executor import SampleArgs
 from runtime.gpu.compiled import Compiled
