@@ -62,11 +62,12 @@ class Core:
                 self._finish(seq, "length")
             return
         first.forks = others if first.generates else []
-        parent = request.parent
-        if parent is None or first.score:
+        origin, request.origin = request.origin, None
+        if origin is None or first.score:
             self.scheduler.add(first)
         else:
-            self.scheduler.fork(parent, first, min(parent.computed, first.num_tokens - 1))
+            parent, common = origin
+            self.scheduler.fork(parent, first, min(common, parent.computed, first.num_tokens - 1))
 
     def cancel(self, request: Request) -> None:
         self._end(request, "cancelled")
@@ -105,6 +106,25 @@ class Core:
             self._take_samples(seqs, sampled)
         self.counters.step_s += time.monotonic() - start
         return True
+
+    def pin(self, request: Request) -> None:
+        """Queue a prefix that holds its blocks once they are computed, until unpin."""
+        self.scheduler.cache.pins.add(request.sequences[0])
+        self.scheduler.add(request.sequences[0])
+
+    def unpin(self, request: Request) -> None:
+        """Let its blocks go, or stop computing it."""
+        seq = request.sequences[0]
+        if seq in self.scheduler.kept:
+            self.scheduler.remove(seq)
+            self.log.add("unpin", seq.owner, seq.num_tokens // self.scheduler.cache.block)
+        else:
+            self.cancel(request)
+
+    def _keep(self, seq: Sequence) -> None:
+        self.scheduler.keep(seq)
+        self.log.add("pin", seq.owner, seq.num_tokens // self.scheduler.cache.block)
+        self._complete(seq, "length")
 
     def _end(self, request: Request, reason: Literal["cancelled", "timeout"]) -> None:
         for seq in request.sequences:
@@ -154,6 +174,8 @@ class Core:
             if seq.output.started_s is None:
                 seq.output.started_s = now
             self.scheduler.cache.advance(seq, seq.computed + chunk.count)
+            if seq.kept and seq.computed == seq.wanted:
+                self._keep(seq)
             if chunk.sample:
                 for child in seq.forks:
                     if not child.finished:
@@ -213,12 +235,22 @@ class Core:
         cut: bool = False,
     ) -> None:
         """Give its blocks back and its completion out. cut: a stop text ended the text: no rest is left."""
-        request = seq.request
         self.scheduler.remove(seq)
         if not cut:
             rest, stopped = seq.output.flush()
             text, reason = text + rest, "stop" if stopped else reason
         self.counters.finished_samples += 1
+        self._complete(seq, reason, token_id, text, logprob)
+
+    def _complete(
+        self,
+        seq: Sequence,
+        reason: FinishReason,
+        token_id: int | None = None,
+        text: str = "",
+        logprob: TokenLogprob | None = None,
+    ) -> None:
+        request = seq.request
         event = Event(request.prompt_index, seq.sample_index, token_id, text, logprob, reason)
         request.emit(event, _completion(seq, reason))
 

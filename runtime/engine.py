@@ -1,26 +1,27 @@
-"""An engine: what is loaded of an artifact, and the thread that steps while there are requests."""
+"""An engine: what is loaded of an artifact, and what can be asked of it."""
 
 from __future__ import annotations
 
+import itertools
 import math
-import os
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from runtime.core import Core
-from runtime.errors import EngineError, RequestError
+from runtime.errors import RequestError, ResourceError
 from runtime.executor import Executor
 from runtime.kv.cache import Cache
 from runtime.kv.swap import Swap
 from runtime.log import LogEntry
+from runtime.loop import Loop
 from runtime.manifest import Model
+from runtime.memory_plan import MemoryPlan
 from runtime.output import Output
+from runtime.prefix import Prefix
 from runtime.prompt import Prompt, encode, encode_rest
-from runtime.refusal import check_servable
+from runtime.refusal import check_room, check_servable
 from runtime.request import Request
 from runtime.sampling import Sampling, fresh_seed
 from runtime.scheduler import Limits, Scheduler
@@ -29,6 +30,8 @@ from runtime.service import Service
 from runtime.stats import Stats, stats
 from runtime.step import StepBuffers
 from runtime.tokenizer import Tokenizer
+
+DEFAULT = Service()
 
 
 class Engine:
@@ -42,20 +45,15 @@ class Engine:
         limits: Limits,
         tokenizer: Tokenizer | None = None,
         swap: Swap | None = None,
+        memory: MemoryPlan | None = None,
     ) -> None:
+        self.memory = memory  # what was planned when it was loaded
         self.model, self.limits, self.tokenizer = model, limits, tokenizer
         self._cache, self._executor = cache, executor
         buffers = StepBuffers(limits, len(cache.groups), model.max_context, cache.block)
         self._core = Core(executor, Scheduler(cache, limits, swap), buffers)
-        self._wake = threading.Condition()
-        self._calls: list[tuple[Callable[[Request], None], Request]] = []  # what others want of the core
-        self._open: set[Request] = set()
-        self._deadline_s = math.inf  # the next one of an open request
-        self._number = 0
-        self._closing: Exception | None = None
-        self._process = os.getpid()
-        self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
-        self._thread.start()
+        self._loop = Loop(self._core)
+        self._numbers = itertools.count()
 
     def submit(
         self,
@@ -72,13 +70,31 @@ class Engine:
         priority, timeout_s, cache_salt: see Service.
         """
         sampling, service = sampling or Sampling(), Service(priority, timeout_s, cache_salt)
-        return self.enqueue(self.prepare(prompt, sampling), sampling, prompt_index, service)
+        return self.enqueue(self.prepare(prompt, sampling, service), sampling, prompt_index, service)
 
-    def prepare(self, prompt: Prompt, sampling: Sampling) -> np.ndarray:
+    def prepare(self, prompt: Prompt, sampling: Sampling, service: Service = DEFAULT) -> np.ndarray:
         """Token ids, i32, of a prompt that can be served with this sampling. Raises RequestError."""
         ids = encode(prompt, self.tokenizer, self.model.vocab_size)
-        self._check(ids, sampling)
+        self._check(ids, sampling, service)
         return ids
+
+    def pin(self, prompt: Prompt, *, priority: int = 0, cache_salt: str = "") -> Prefix:
+        """Compute a prefix of prompts to come, whole blocks of it, and keep it until it is released.
+
+        prompt: a text, token ids, or the first chat messages. Those who share it find it whatever else was
+        computed meanwhile. Raises RequestError where it is shorter than a block or leaves too little memory
+        for itself; Prefix.wait raises ResourceError where it leaves too little for what is open.
+        """
+        sampling, service = Sampling(max_new_tokens=0), Service(priority, cache_salt=cache_salt)
+        ids = encode(prompt, self.tokenizer, self.model.vocab_size, answer=False)
+        self._check(ids, sampling, service)
+        block = self._cache.block
+        if not self._cache.prefix_cache or len(ids) < block:
+            what = f"{len(ids)} tokens" if self._cache.prefix_cache else "this engine has no prefix cache"
+            todo = f"Give at least {block} tokens, and load with prefix_cache=True"
+            raise RequestError(f"{what}: nothing can be pinned", where="pin", todo=todo)
+        request = self._request(ids[: len(ids) // block * block], sampling, service=service, kept=True)
+        return Prefix(request, lambda request: self._loop.ask(self._core.unpin, request))
 
     def fork(
         self,
@@ -99,63 +115,58 @@ class Engine:
         known = len(ids) - seq.prompt_tokens
         if keep is not None and not 0 <= keep <= known:
             raise RequestError(f"keep = {keep}", where="fork", todo=f"Use 0 to {known}, the tokens so far")
-        ids = ids[: seq.prompt_tokens + (known if keep is None else keep)]
+        common = seq.prompt_tokens + (known if keep is None else keep)
         more = encode_rest(append, self.tokenizer, self.model.vocab_size)
-        ids = np.concatenate([ids, more])
-        self._check(ids, sampling)
+        ids = np.concatenate([ids[:common], more])
         service = replace(parent.service, timeout_s=timeout_s)
-        return self.enqueue(ids, sampling, parent.prompt_index, service, seq)
+        self._check(ids, sampling, service)
+        return self.enqueue(ids, sampling, parent.prompt_index, service, (seq, common))
 
     def enqueue(
         self,
         ids: np.ndarray,
         sampling: Sampling,
         prompt_index: int = 0,
-        service: Service = Service(),  # noqa: B008 - frozen
-        parent: Sequence | None = None,
+        service: Service = DEFAULT,
+        origin: tuple[Sequence, int] | None = None,
     ) -> Request:
-        """Queue token ids that prepare() returned. parent: whose first tokens they are.
+        """Queue token ids that prepare() returned. origin: see Request.
 
         Raises EngineError when closed, and in a fork of the engine's process, which lacks its threads.
         """
-        if self._is_foreign:
-            raise EngineError(
-                "the engine was loaded by another process",
-                where=f"process {os.getpid()}",
-                todo="Load the artifact after the fork",
-            )
-        now, timeout_s = time.monotonic(), service.timeout_s
-        with self._wake:
-            if self._closing is not None:
-                raise self._closing
-            request = Request(
-                sampling,
-                fresh_seed() if sampling.seed is None else sampling.seed,
-                [self._sequence(i, ids, sampling, service) for i in range(sampling.n)],
-                self._ends(sampling),
-                self,
-                service=service,
-                number=self._number,
-                prompt_index=prompt_index,
-                submitted_s=now,
-                deadline_s=math.inf if timeout_s is None else now + timeout_s,
-                parent=parent,
-            )
-            self._number += 1
-            self._open.add(request)
-            self._deadline_s = min(self._deadline_s, request.deadline_s)
-            self._calls.append((self._core.add, request))
-            self._wake.notify()
+        return self._request(ids, sampling, service=service, prompt_index=prompt_index, origin=origin)
+
+    def _request(
+        self,
+        ids: np.ndarray,
+        sampling: Sampling,
+        *,
+        service: Service,
+        prompt_index: int = 0,
+        origin: tuple[Sequence, int] | None = None,
+        kept: bool = False,
+    ) -> Request:
+        number, now, timeout_s = next(self._numbers), time.monotonic(), service.timeout_s
+        order = (service.rank(number), number)
+        request = Request(
+            sampling,
+            fresh_seed() if sampling.seed is None else sampling.seed,
+            [self._sequence((*order, i), ids, sampling, service, kept) for i in range(sampling.n)],
+            self._ends(sampling),
+            self,
+            service=service,
+            number=number,
+            prompt_index=prompt_index,
+            submitted_s=now,
+            deadline_s=math.inf if timeout_s is None else now + timeout_s,
+            origin=origin,
+        )
+        self._loop.start(self._pin if kept else self._add, request)
         return request
 
     def cancel(self, request: Request) -> None:
         """See Request.cancel."""
-        if self._is_foreign:
-            return
-        with self._wake:
-            if request in self._open:
-                self._calls.append((self._core.cancel, request))
-                self._wake.notify()
+        self._loop.ask(self._core.cancel, request, if_open=True)
 
     def stats(self) -> Stats:
         """A snapshot; the engine does not stop for it."""
@@ -171,15 +182,10 @@ class Engine:
 
         Any thread may close, and again. In a forked process there is nothing to stop.
         """
-        if self._is_foreign:
+        if self._loop.is_foreign:
             return
-        with self._wake:
-            self._closing = self._closing or EngineError(
-                "the engine is closed", todo="Load the artifact again"
-            )
-            self._wake.notify()
-        self._thread.join()
-        with self._wake:
+        self._loop.close()
+        with self._loop.alone():
             self._executor.close()
 
     def __enter__(self) -> Engine:
@@ -188,72 +194,55 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def _is_foreign(self) -> bool:
-        """Whether this is a fork of the process that loaded the engine. Its locks may be held for ever."""
-        return os.getpid() != self._process
-
     def _ends(self, sampling: Sampling) -> frozenset[int]:
         eos = () if sampling.ignore_eos else self.model.eos_token_ids
         return frozenset(sampling.stop_token_ids).union(eos)
 
-    def _sequence(self, sample: int, ids: np.ndarray, sampling: Sampling, service: Service) -> Sequence:
+    def _sequence(
+        self,
+        order: tuple[int, int, int],
+        ids: np.ndarray,
+        sampling: Sampling,
+        service: Service,
+        kept: bool,
+    ) -> Sequence:
         return Sequence(
-            (service.rank(self._number), self._number, sample),
+            order,
             ids,
             sampling.max_new_tokens,
             self.model.max_context,
             Output(self.tokenizer.detokenizer() if self.tokenizer else None, sampling.stop),
-            score=sampling.prompt_logprobs is not None and sample == 0,
+            score=sampling.prompt_logprobs is not None and order[2] == 0,
             salt=service.salt,
+            kept=kept,
         )
 
-    def _check(self, ids: np.ndarray, sampling: Sampling) -> None:
+    def _check(self, ids: np.ndarray, sampling: Sampling, service: Service) -> None:
         step_tokens, has_tokenizer = self.limits.max_step_tokens, self.tokenizer is not None
-        check_servable(len(ids), sampling, self.model, self._cache, step_tokens, has_tokenizer)
+        check_servable(ids, sampling, service, self.model, self._cache, step_tokens, has_tokenizer)
 
-    def _run(self) -> None:
-        """The engine's thread: do what was asked for, run a step, again; sleep when idle."""
-        while self._attend():
-            try:
-                self._core.step()
-            except Exception as error:  # a fault of the engine itself: nothing after it can be trusted
-                with self._wake:
-                    self._closing = EngineError(
-                        f"the engine broke down ({error!r})", todo="Load the artifact again"
-                    )
-        with self._wake:
-            for request in self._open:
-                self._core.fail(request, self._closing or EngineError("the engine is closed"))
-            self._open.clear()
+    # What the engine's thread does when it is asked to.
 
-    def _attend(self) -> bool:
-        """Take up submissions, cancellations and timeouts; False when closing."""
-        overdue = self._deadline_s <= time.monotonic()
-        if self._core.busy and not self._calls and self._closing is None and not overdue:
-            return True  # as nearly always while there is work; what comes now is seen before the next step
-        with self._wake:
-            self._wake.wait_for(lambda: self._calls or self._core.busy or self._closing)
-            calls, self._calls = self._calls, []
-            if self._closing is not None:
-                return False
-        for call, request in calls:
-            self._do(call, request)
-        if calls or overdue:
-            self._expire()
-        return True
+    def _add(self, request: Request) -> None:
+        if self._cache.pins:  # perhaps since it was checked
+            self._check_room(request)
+        self._core.add(request)
 
-    def _do(self, call: Callable[[Request], None], request: Request) -> None:
+    def _pin(self, request: Request) -> None:
+        self._core.pin(request)
         try:
-            call(request)
-        except Exception as error:  # of this request alone
-            self._core.fail(request, error)
+            for other in self._loop.open:
+                self._check_room(other)
+        except RequestError as error:
+            todo = "Pin it when they are done, or load with more kv_memory or kv_blocks"
+            raise ResourceError(
+                f"a pinned prefix of {request.sequences[0].num_tokens} tokens leaves too little of the KV "
+                f"cache to open requests ({error.what})",
+                where="pin",
+                todo=todo,
+            ) from error
 
-    def _expire(self) -> None:
-        """End the requests that are out of time, and forget those that are done."""
-        now = time.monotonic()
-        for request in [r for r in self._open if r.deadline_s <= now]:
-            self._do(self._core.expire, request)
-        with self._wake:
-            self._open = {request for request in self._open if not request.done}
-            self._deadline_s = min((r.deadline_s for r in self._open), default=math.inf)
+    def _check_room(self, request: Request) -> None:
+        ids = request.sequences[0].prompt
+        context, step_tokens = self.model.max_context, self.limits.max_step_tokens
+        check_room(ids, request.sampling, request.service, context, self._cache, step_tokens)

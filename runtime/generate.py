@@ -20,6 +20,9 @@ from runtime.load import load
 from runtime.prompt import Prompt, as_prompts
 from runtime.request import Request
 from runtime.sampling import Sampling
+from runtime.service import Service
+
+Job = tuple[np.ndarray, Sampling, int, Service]  # token ids, and how; the int is the prompt's index
 
 
 def generate(
@@ -39,13 +42,17 @@ def generate(
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
     n: int = 1,
+    priority: int = 0,
+    timeout_s: float | None = None,
+    cache_salt: str = "",
     stream: bool = False,
 ) -> list[Completion] | Iterator[Event]:
     """Complete one prompt or many.
 
     engine: a loaded engine, or the path of an artifact, which is then loaded for this call. prompts: a text,
     a list of token ids, chat messages (a list of dicts), or a list of these. sampling: one for all prompts or
-    one per prompt; the keywords are shorthand for one, see Sampling. seed: one, or one per prompt. Returns
+    one per prompt; the keywords are shorthand for one, see Sampling. seed: one, or one per prompt. priority,
+    timeout_s, cache_salt: how they are served, see Service. Returns
     the completions in the prompts' order, the n samples of a prompt in sequence. stream=True returns an
     iterator of events instead, as they come from all prompts; leaving it early cancels what is not finished.
     Raises RequestError before anything runs if a prompt or a parameter cannot be served.
@@ -68,15 +75,16 @@ def generate(
         todo = "Put all of it in the Sampling"
         raise RequestError("sampling and keywords are both given", where="generate", todo=todo)
     samplings = _per_prompt(shorthand if sampling is None else sampling, seed, len(many))
+    service = Service(priority, timeout_s, cache_salt)
     if isinstance(engine, Engine):
-        ids = _prepare(engine, many, samplings)
-        return _stream(engine, ids, samplings) if stream else _complete(engine, ids, samplings)
+        jobs = _prepare(engine, many, samplings, service)
+        return _stream(engine, jobs) if stream else _complete(engine, jobs)
     with ExitStack() as stack:
         owned = stack.enter_context(load(engine))
-        ids = _prepare(owned, many, samplings)
+        jobs = _prepare(owned, many, samplings, service)
         if stream:  # the stream closes the engine
-            return _stream(owned, ids, samplings, stack.pop_all())
-        return _complete(owned, ids, samplings)
+            return _stream(owned, jobs, stack.pop_all())
+        return _complete(owned, jobs)
 
 
 def _per_prompt(
@@ -95,36 +103,34 @@ def _per_prompt(
     return [s if x is None else replace(s, seed=x) for s, x in zip(samplings, seeds, strict=True)]
 
 
-def _prepare(engine: Engine, prompts: Seq[Any], samplings: Seq[Sampling]) -> list[np.ndarray]:
-    """Token ids of all prompts, or the first refusal, with the prompt's index."""
-    ids: list[np.ndarray] = []
+def _prepare(engine: Engine, prompts: Seq[Any], samplings: Seq[Sampling], service: Service) -> list[Job]:
+    """All prompts, ready to be queued, or the first refusal, with the prompt's index."""
+    jobs: list[Job] = []
     for index, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
         try:
-            ids.append(engine.prepare(prompt, sampling))
+            jobs.append((engine.prepare(prompt, sampling, service), sampling, index, service))
         except RequestError as error:
             raise RequestError(error.what, where=f"prompt {index}, {error.where}", todo=error.todo) from error
-    return ids
+    return jobs
 
 
-def _complete(engine: Engine, prompts: Seq[np.ndarray], samplings: Seq[Sampling]) -> list[Completion]:
+def _complete(engine: Engine, jobs: Seq[Job]) -> list[Completion]:
     requests: list[Request] = []
     try:
-        for index, (ids, sampling) in enumerate(zip(prompts, samplings, strict=True)):
-            requests.append(engine.enqueue(ids, sampling, index))
+        for job in jobs:
+            requests.append(engine.enqueue(*job))
         return [completion for request in requests for completion in request.results()]
     finally:
         _cancel(requests)
 
 
-def _stream(
-    engine: Engine, prompts: Seq[np.ndarray], samplings: Seq[Sampling], owned: ExitStack | None = None
-) -> Iterator[Event]:
+def _stream(engine: Engine, jobs: Seq[Job], owned: ExitStack | None = None) -> Iterator[Event]:
     """Events of all prompts in the order in which they happen. owned: closed at the end."""
     requests: list[Request] = []
     changed: SimpleQueue[Request] = SimpleQueue()
     try:
-        for index, (ids, sampling) in enumerate(zip(prompts, samplings, strict=True)):
-            request = engine.enqueue(ids, sampling, index)
+        for job in jobs:
+            request = engine.enqueue(*job)
             requests.append(request)
             request.watch(partial(changed.put, request))
         seen = dict.fromkeys(requests, 0)

@@ -25,12 +25,13 @@ def as_prompts(prompts: Any) -> list[Any]:
     return [prompts] if isinstance(prompts[0], Mapping | int | np.integer) else list(prompts)
 
 
-def encode(prompt: Any, tokenizer: Tokenizer | None, vocab_size: int) -> np.ndarray:
-    """Token ids of one prompt, i32. Raises RequestError."""
+def encode(prompt: Any, tokenizer: Tokenizer | None, vocab_size: int, *, answer: bool = True) -> np.ndarray:
+    """Token ids of one prompt, i32. answer: after messages the assistant's follows. Raises RequestError."""
     if isinstance(prompt, str) or (_is_list(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)):
         if tokenizer is None:
             raise RequestError("this artifact has no tokenizer", where="prompt", todo="Give token ids")
-        ids = tokenizer.encode(prompt) if isinstance(prompt, str) else tokenizer.encode_chat(prompt)
+        text = isinstance(prompt, str)
+        ids = tokenizer.encode(prompt) if text else tokenizer.encode_chat(prompt, answer=answer)
     elif _is_list(prompt):
         ids = list(prompt)
     else:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from runtime.errors import RequestError
 from runtime.kv.cache import Cache
 from runtime.manifest import Model
 from runtime.sampling import Sampling
+from runtime.service import Service
 
 
 def check_servable(
-    num_tokens: int, sampling: Sampling, model: Model, cache: Cache, step_tokens: int, has_tokenizer: bool
+    ids: np.ndarray,  # [S], the prompt
+    sampling: Sampling,
+    service: Service,
+    model: Model,
+    cache: Cache,
+    step_tokens: int,
+    has_tokenizer: bool,
 ) -> None:
-    """num_tokens: of the prompt. Raises RequestError."""
-    context = model.max_context
+    """Raises RequestError."""
+    context, num_tokens = model.max_context, len(ids)
     if num_tokens == 0:
         raise RequestError(
             "it has no tokens", where="prompt", todo="Give at least one token, a BOS for example"
@@ -36,12 +45,23 @@ def check_servable(
                 where="sampling",
                 todo=f"Use at most {model.vocab_size}, the vocabulary",
             )
+    check_room(ids, sampling, service, context, cache, step_tokens)
+
+
+def check_room(
+    ids: np.ndarray, sampling: Sampling, service: Service, context: int, cache: Cache, step_tokens: int
+) -> None:
+    """Raises RequestError where a request cannot run even when it is alone with the pinned prefixes."""
+    num_tokens = len(ids)
     most = max(num_tokens, min(num_tokens + sampling.max_new_tokens, context) - 1)
-    if not cache.fits(most, step_tokens):
+    shared = 0 if sampling.prompt_logprobs is not None else cache.pins.shared(ids, service.salt)
+    if not cache.fits(most, step_tokens, shared):
         blocks = [group.num_blocks for group in cache.groups]
         raise RequestError(
             f"{num_tokens} prompt tokens and max_new_tokens={sampling.max_new_tokens} need a KV cache of "
-            f"{most} tokens; this engine has {blocks} blocks of {cache.block} tokens",
+            f"{most} tokens; this engine has {blocks} blocks of {cache.block} tokens"
+            + (", some of them pinned" if cache.pins else ""),
             where="prompt",
-            todo="Lower max_new_tokens, or load with more kv_memory or kv_blocks",
+            todo="Lower max_new_tokens, or load with more kv_memory or kv_blocks"
+            + (", or release a pinned prefix" if cache.pins else ""),
         )

@@ -43,7 +43,8 @@ class Request:
     fails. `await request` is `result()`. As a context manager (`with` or `async with`) it is cancelled at the
     end, where it is not finished by then.
 
-    parent: whose blocks it starts from, while it holds them. deadline_s: of the monotonic clock.
+    origin: from whose blocks it starts, while that one holds them, and how many tokens they have in common.
+    deadline_s: of the monotonic clock.
     """
 
     def __init__(
@@ -59,11 +60,11 @@ class Request:
         prompt_index: int = 0,
         submitted_s: float = 0.0,
         deadline_s: float = math.inf,
-        parent: Sequence | None = None,
+        origin: tuple[Sequence, int] | None = None,
     ) -> None:
         self.sampling, self.seed, self.number, self.prompt_index = sampling, seed, number, prompt_index
         self.sequences, self.ends, self.submitted_s = sequences, ends, submitted_s
-        self.service, self.deadline_s, self.parent = service, deadline_s, parent
+        self.service, self.deadline_s, self.origin = service, deadline_s, origin
         for seq in sequences:
             seq.request = self
         self._owner = owner

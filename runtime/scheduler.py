@@ -62,6 +62,7 @@ class Scheduler:
         self.cache, self.limits = cache, limits
         self.swap = swap or Swap(cache)
         self.running: list[Sequence] = []
+        self.kept: list[Sequence] = []  # pinned prefixes that are computed
         self._waiting: list[tuple[tuple[int, int, int], Sequence]] = []  # a heap
 
     @property
@@ -84,9 +85,17 @@ class Scheduler:
         """Forget a finished sequence, wherever it is. (In the heap it is skipped when it comes up.)"""
         seq.finished = True
         self.swap.drop(seq)
-        if seq in self.running:
-            self.running.remove(seq)
-            self.cache.free(seq)
+        if seq.kept:
+            self.cache.pins.remove(seq)
+        for holders in (self.running, self.kept):
+            if seq in holders:
+                holders.remove(seq)
+                self.cache.free(seq)
+
+    def keep(self, seq: Sequence) -> None:
+        """Let a running sequence that is computed hold its blocks until it is removed."""
+        self.running.remove(seq)
+        self.kept.append(seq)
 
     def schedule(self) -> list[Chunk]:
         """The next step's chunks, at most one per sequence, in order. Their blocks are held."""
@@ -117,7 +126,7 @@ class Scheduler:
         for seq in self.running:
             assert 0 <= seq.computed <= seq.num_tokens <= seq.max_tokens
             assert all(t.length * self.cache.block >= seq.computed for t in seq.tables)
-        self.cache.check(self.running)
+        self.cache.check([*self.running, *self.kept])
         self.swap.check()
 
     def _next_chunks(self) -> list[Chunk]:

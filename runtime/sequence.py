@@ -18,7 +18,8 @@ class Sequence:
 
     order: (rank, request number, sample index); smaller is served first. max_tokens: known tokens never
     exceed it. score: log-probabilities of the prompt's own tokens are wanted; scored: how many are there
-    already. salt: sequences of different salts share no prefix.
+    already. salt: sequences of different salts share no prefix. kept: a pinned prefix, which holds its blocks
+    once it is computed.
     """
 
     def __init__(
@@ -31,8 +32,9 @@ class Sequence:
         *,
         score: bool = False,
         salt: bytes = b"",
+        kept: bool = False,
     ) -> None:
-        self.order, self.salt = order, salt
+        self.order, self.salt, self.kept = order, salt, kept
         self.prompt_tokens = len(prompt)
         self.max_tokens = max(len(prompt), min(len(prompt) + max_new_tokens, max_context))
         self.ids = np.empty(self.max_tokens, np.int32)
@@ -67,7 +69,7 @@ class Sequence:
     @property
     def wanted(self) -> int:
         """Tokens that must be computed: all known ones; for scoring alone, those that have a next token."""
-        if self.generates:
+        if self.generates or self.kept:
             return self.num_tokens
         return self.prompt_tokens - 1 if self.score else 0
 
@@ -77,6 +79,10 @@ class Sequence:
         if not self.score or self.scored >= self.prompt_tokens - 1:
             return self.num_tokens
         return self.scored
+
+    @property
+    def prompt(self) -> np.ndarray:
+        return self.ids[: self.prompt_tokens]
 
     def append(self, token_id: int) -> None:
         self.ids[self.num_tokens] = token_id

@@ -32,6 +32,7 @@ class Stats:
     blocks_total: list[int]
     blocks_used: list[int]
     blocks_free: list[int]
+    blocks_pinned: list[int]  # promised to pinned prefixes
     blocks_cached: list[int]  # of the free ones, those that a prefix hit can revive
 
 
@@ -57,5 +58,6 @@ def stats(core: Core) -> Stats:
         blocks_total=total,
         blocks_used=[t - f for t, f in zip(total, free, strict=True)],
         blocks_free=free,
+        blocks_pinned=[scheduler.cache.pins.blocks(group) for group in scheduler.cache.groups],
         blocks_cached=[pool.num_cached for pool in pools],
     )

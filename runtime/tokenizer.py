@@ -66,15 +66,18 @@ class Tokenizer:
         """A plain text, with the special tokens that the tokenizer adds to a prompt (a BOS, say)."""
         return self._ids(text, add_special_tokens=add_special_tokens)
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Chat messages, up to where the assistant answers. The template writes all special tokens itself."""
+    def encode_chat(self, messages: Sequence[Message], *, answer: bool = True) -> list[int]:
+        """Chat messages, up to where the assistant answers; or to their end, for more to follow.
+
+        The template writes all special tokens itself.
+        """
         if self._chat is None:
             raise RequestError(
                 "this model has no chat template",
                 where="chat messages",
                 todo="Give the prompt as text or token ids",
             )
-        return self._ids(self._chat.render(messages), add_special_tokens=False)
+        return self._ids(self._chat.render(messages, add_generation_prompt=answer), add_special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens."""

@@ -89,11 +89,14 @@ class BlockPool:
         """Whether somebody else reads it, or may find it: it must not be written then."""
         return self._refs[block] > 1 or self._sealed[block] is not None
 
-    def seal(self, block: int, content: Sealed) -> None:
-        """Make a full, held block findable. A second block with the same content stays unsealed."""
-        if self._sealed[block] is None and content.hash not in self._by_hash:
+    def seal(self, block: int, content: Sealed) -> int:
+        """Make a full, held block findable. Returns the block that is found: another one, where one with the
+        same content was sealed before."""
+        found = self.find(content)
+        if found is None and self._sealed[block] is None and content.hash not in self._by_hash:
             self._sealed[block] = content
             self._by_hash[content.hash] = block
+        return block if found is None else found
 
     def unseal(self, block: int) -> None:
         content = self._sealed[block]

@@ -14,6 +14,7 @@ from collections.abc import Sequence as Seq
 from runtime.kv.blocks import BlockPool, Sealed, chain_hash, chain_root
 from runtime.kv.group import Group
 from runtime.kv.moves import Moves
+from runtime.kv.pins import Pins
 from runtime.kv.table import Table
 from runtime.log import Log
 from runtime.sequence import Sequence
@@ -34,12 +35,18 @@ class Cache:
         self.groups, self.block = tuple(groups), block
         self.pools = [BlockPool(group.num_blocks) for group in self.groups]
         self.prefix_cache, self._salt = prefix_cache, salt or b"octavo"
+        self.pins = Pins(self.groups, block)
         self.moves, self.log = Moves(), log or Log()
         self._coming: Counter[bytes] = Counter()  # hashes of full blocks that admitted sequences will compute
 
-    def fits(self, tokens: int, step_tokens: int) -> bool:
-        """Whether a request of `tokens` tokens can run when it is alone."""
-        return all(g.most_blocks(tokens, step_tokens, self.block) <= g.num_blocks for g in self.groups)
+    def fits(self, tokens: int, step_tokens: int, shared: int = 0) -> bool:
+        """Whether a request of `tokens` tokens can run when it is alone with the pinned prefixes, of which it
+        shares so many blocks in full groups."""
+        needs = [g.most_blocks(tokens, step_tokens, self.block) for g in self.groups]
+        return all(
+            need - (shared if group.window is None else 0) + self.pins.blocks(group) <= group.num_blocks
+            for need, group in zip(needs, self.groups, strict=True)
+        )
 
     def admit(self, seq: Sequence, step_tokens: int, spare: int = 0) -> bool:
         """Start a request from its longest prefix hit, if its known tokens fit with `spare` blocks to go.
@@ -97,7 +104,7 @@ class Cache:
             chain = self._chain(seq, full_now)
             for table, pool in zip(seq.tables, self.pools, strict=True):
                 for i in range(max(full_before, table.first), full_now):
-                    pool.seal(int(table.ids[i]), chain[i])
+                    self._seal(pool, table, i, chain[i])
             self._arrived(seq, full_now)
         for group, table, pool in zip(self.groups, seq.tables, self.pools, strict=True):
             if group.window is None:
@@ -154,6 +161,15 @@ class Cache:
         if pool.evictions > evictions:
             self.log.add("evict", seq.owner, 1, f"group {group} has no other free block")
         return block
+
+    def _seal(self, pool: BlockPool, table: Table, index: int, content: Sealed) -> None:
+        """Seal a block that filled; where there is one with this content, share it instead."""
+        block = table.ids.item(index)
+        found = pool.seal(block, content)
+        if found != block:
+            pool.retain(found)
+            table.replace(index, found)
+            pool.release(block)
 
     def _copy_on_write(self, seq: Sequence, group: int, index: int) -> None:
         table, pool = seq.tables[group], self.pools[group]

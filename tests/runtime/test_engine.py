@@ -332,7 +332,7 @@ def test_a_fork_of_the_process_is_refused_and_can_exit():
         child = os.fork()
         if child == 0:
             signal.alarm(5)  # instead of hanging
-            engine._wake = None  # its lock may be held for ever
+            engine._loop._wake = None  # its lock may be held for ever
             try:
                 engine.submit([1])
             except EngineError as error:

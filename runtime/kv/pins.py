@@ -1,0 +1,48 @@
+"""Blocks that are promised to pinned prefixes, and so are not there for what one request may need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+
+from runtime.kv.group import Group
+from runtime.sequence import Sequence
+
+
+class Pins:
+    """Sequences of whole blocks, from before they are computed until they are let go."""
+
+    def __init__(self, groups: Seq[Group], block: int) -> None:
+        self._groups, self._block = groups, block
+        self._pinned: tuple[Sequence, ...] = ()  # replaced as a whole: any thread may read it
+        self._has_window = any(group.window is not None for group in groups)
+
+    def add(self, seq: Sequence) -> None:
+        self._pinned += (seq,)
+
+    def remove(self, seq: Sequence) -> None:
+        """Again: nothing."""
+        self._pinned = tuple(pinned for pinned in self._pinned if pinned is not seq)
+
+    def __bool__(self) -> bool:
+        return bool(self._pinned)
+
+    def blocks(self, group: Group) -> int:
+        """At most so many blocks of a group are held by pinned prefixes."""
+        return sum(
+            seq.num_tokens // self._block - group.first_live(seq.num_tokens, self._block)
+            for seq in self._pinned
+        )
+
+    def shared(self, ids: np.ndarray, salt: bytes) -> int:
+        """Blocks of full groups that a prompt is sure to share with a pinned prefix."""
+        most = (len(ids) - 1) // self._block
+        return max((min(most, self._common(seq, ids)) for seq in self._pinned if seq.salt == salt), default=0)
+
+    def _common(self, seq: Sequence, ids: np.ndarray) -> int:
+        """Whole blocks at the start of both. A window's blocks are there for a hit on the whole only."""
+        size = min(len(ids), seq.num_tokens)
+        differ = np.flatnonzero(ids[:size] != seq.ids[:size])
+        blocks = int(differ[0] if len(differ) else size) // self._block
+        return blocks if not self._has_window or blocks * self._block == seq.num_tokens else 0
