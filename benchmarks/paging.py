@@ -1,0 +1,70 @@
+"""The runtime's paging, sharing and scheduling against their bounds. Ends with 1 where a bound does not hold.
+
+python benchmarks/paging.py allocator | waste | sharing | forks | overload | soak   (--help says more)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pagingbench import allocator
+from pagingbench.report import Report
+from runtime.errors import OctavoError
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, callback=lambda: None, help=__doc__)
+
+Json = Annotated[bool, typer.Option("--json", help="A JSON object instead of a table.")]
+Out = Annotated[Path | None, typer.Option(help="A file of results, to which this one is added.")]
+
+
+@app.command("allocator")
+def allocator_command(
+    operations: Annotated[int, typer.Option(min=10)] = allocator.OPERATIONS,
+    as_json: Json = False,
+    out: Out = None,
+) -> None:
+    """A million blocks and ten million random operations."""
+    finish(allocator.run(operations), as_json, out)
+
+
+def finish(report: Report, as_json: bool, out: Path | None) -> None:
+    if as_json:
+        print(json.dumps(report.json, indent=1))
+    else:
+        report.show()
+    if out is not None:
+        add(out, report)
+    if not report.holds:
+        raise typer.Exit(1)
+
+
+def add(path: Path, report: Report) -> None:
+    """A newer result of a name takes the older one's place."""
+    known = json.loads(path.read_text()) if path.exists() else {"machine": machine(), "results": []}
+    taken = {"taken": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ")}
+    known["results"] = [r for r in known["results"] if r["name"] != report.name] + [report.json | taken]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(known, indent=1) + "\n")
+
+
+def machine() -> dict[str, object]:
+    names = {"vendor_id", "cpu family", "model", "model name"}
+    text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    pairs = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
+    cpu = {key.strip(): value.strip() for key, _, value in pairs if key.strip() in names}
+    return {"cpu": cpu, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
+
+
+if __name__ == "__main__":
+    try:
+        app()
+    except OctavoError as error:
+        sys.exit(f"error: {error}")
