@@ -175,12 +175,17 @@ class Request:
             self.unwatch(wake)
         self.check()
 
+    async def all(self) -> list[Completion]:
+        """All samples, in order, as results()."""
+        async for _ in self:
+            pass
+        return self.results()
+
     def __await__(self) -> Generator[Any, None, Completion]:
         return self._wait().__await__()
 
     async def _wait(self) -> Completion:
-        async for _ in self:
-            pass
+        await self.all()
         return self.result()
 
     def since(self, seen: int) -> tuple[list[Event], bool]:
