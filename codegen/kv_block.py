@@ -8,6 +8,7 @@ from __future__ import annotations
 from ir.types import KV
 
 ALIGNMENT_BYTES = 64
+BLOCKS = (8, 16, 32, 64)  # tokens of a block: the sizes that have kernels
 
 
 def block_bytes(kv: KV) -> int:

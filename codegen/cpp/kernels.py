@@ -11,7 +11,7 @@ from typing import Any, cast
 from codegen.cpp import moves, rows
 from codegen.cpp.context import Context, dtype_of, refuse, shape_of
 from codegen.cpp.spelling import call, ctype, literal, size
-from codegen.kv_block import block_bytes, keys_in_lanes, stream_offsets
+from codegen.kv_block import BLOCKS, block_bytes, keys_in_lanes, stream_offsets
 from ir.dims import product
 from ir.graph import Op, Value, Weight
 from ir.types import KV, DType
@@ -87,8 +87,14 @@ def reads_panels(ctx: Context, table: Value | Weight) -> bool:
     )
 
 
+def _check_block(op: Op, kv: KV) -> None:
+    if kv.block not in BLOCKS:
+        raise refuse(op, f"blocks of {kv.block} tokens; there are those of {', '.join(map(str, BLOCKS))}")
+
+
 def kv_write(ctx: Context, op: Op) -> list[str]:
     kv, group = cast(KV, cast(Value, op.args[0]).type), ctx.kv_group[op.out.name]
+    _check_block(op, kv)
     offsets, layer_bytes = stream_offsets(kv)
     data, slots = f"(char*)s.groups[{group}].data", ctx.pointer(op.args[-1])
     lines: list[str] = []
@@ -96,7 +102,7 @@ def kv_write(ctx: Context, op: Op) -> list[str]:
         if dtype_of(x) is not DType.F32 or stream.dtype not in (DType.F32, DType.BF16):
             raise refuse(op, f"stream {stream.name} of {stream.dtype} from {dtype_of(x)}")
         keys = "true" if keys_in_lanes(kv, index) else "false"
-        name = f"kv_write<{keys}, {ctype(stream.dtype)}>"
+        name = f"kv_write<{keys}, {kv.block}, {ctype(stream.dtype)}>"
         place = (block_bytes(kv), op.attr("layer") * layer_bytes + offsets[index])
         lines.append(
             call(name, ctx.pointer(x), ctx.ld(x), "T", stream.heads, stream.head_size, slots, data, *place)
@@ -111,8 +117,9 @@ def paged_attention(ctx: Context, op: Op) -> list[str]:
     kv, group = cast(KV, state.type), ctx.kv_group[state.name]
     if dtype_of(op.out) not in (DType.F32, DType.BF16):
         raise refuse(op, f"a result of {dtype_of(op.out)}; there are f32 and bf16")
-    if not keys_in_lanes(kv, 0) or dtype_of(q) is not DType.F32 or kv.block != 16:
-        raise refuse(op, "the first stream must be k, the queries f32 and blocks of 16 tokens")
+    _check_block(op, kv)
+    if not keys_in_lanes(kv, 0) or dtype_of(q) is not DType.F32:
+        raise refuse(op, "the first stream must be k and the queries f32")
     key, value = kv.streams[0], kv.streams[1]
     if {key.dtype, value.dtype} - {DType.F32, DType.BF16} or key.heads != value.heads:
         raise refuse(op, f"streams of {key.dtype} and {value.dtype}, {key.heads} and {value.heads} heads")
@@ -121,7 +128,8 @@ def paged_attention(ctx: Context, op: Op) -> list[str]:
     mask = ctx.mask(op.attr("mask"), tuple(int(cast(Any, shape_of(t)[1])) for t in tables))
     scale, softcap = (literal(float(attribute(op, n)), DType.F32) for n in ("scale", "softcap"))
     out = ctype(dtype_of(op.out))
-    types = f"{out}, {ctype(key.dtype)}, {ctype(value.dtype)}, {key.head_size}, {value.head_size}, {mask}"
+    sizes = f"{key.head_size}, {value.head_size}, {kv.block}"
+    types = f"{out}, {ctype(key.dtype)}, {ctype(value.dtype)}, {sizes}, {mask}"
     where = f"s.groups[{group}]"
     return [
         f"Cache cache{{(const char*){where}.data, {block_bytes(kv)},",

@@ -89,7 +89,7 @@ def random_weights(graph: Graph, rng: np.random.Generator, scale: float = 0.3) -
 def paged_builder(*states: KV, context: int = 1024) -> tuple[GraphBuilder, list[Value]]:
     """A builder with the inputs of a paged graph. Returns the KV inputs too."""
     dims: dict[str, Bounds] = {"T": (1, None), "R": (1, None), "Q": (1, None)}
-    dims |= {f"M{g}": (1, -(-context // 16)) for g in range(len(states))}
+    dims |= {f"M{g}": (1, -(-context // kv.block)) for g, kv in enumerate(states)}
     b = GraphBuilder("test", dims)
     vector = lambda name, size: b.input(name, Tensor(DType.I32, (size,)))  # noqa: E731
     t, r = symbol("T"), symbol("R")
@@ -133,6 +133,10 @@ class Chunk:
     table: Sequence[int]
     before: int
     ids: Sequence[int]
+
+    def blocks(self, size: int) -> Sequence[int]:
+        """The table of a group whose blocks are of `size` tokens; here of the only size that there is."""
+        return self.table
 
 
 class Model:
@@ -184,18 +188,22 @@ class Model:
         stride: int = 64,
     ) -> Array:
         """One forward. Returns the logits of `rows` (all tokens by default)."""
-        packed = pack_step(chunks, stride)
+        groups = [pack_step(chunks, stride, kv.block) for kv in self.states]
+        packed = groups[0] if groups else pack_step(chunks, stride)
         rows_array = np.asarray(range(len(packed["ids"])) if rows is None else rows, np.int32)
         width = self.generated.plan["max_logits_width"]
         logits = aligned(len(rows_array) * width, np.float32, np.nan)
         size = self.arena_bytes(len(packed["ids"]), len(chunks), len(rows_array))
         arena = aligned(size + 64, np.uint8, 255)
-        groups = (KVGroup * max(1, len(cache)))(
-            *(KVGroup(pointer(c), pointer(packed["slots"]), pointer(packed["table"]), stride) for c in cache)
+        pools = (KVGroup * max(1, len(cache)))(
+            *(
+                KVGroup(pointer(c), pointer(g["slots"]), pointer(g["table"]), stride)
+                for c, g in zip(cache, groups, strict=True)
+            )
         )
         step = Step(len(packed["ids"]), len(chunks), len(rows_array), len(cache),
                     *(pointer(packed[n]) for n in ("ids", "pos", "starts", "lens")), pointer(rows_array),
-                    ctypes.addressof(groups), pointer(arena), pointer(logits))  # fmt: skip
+                    ctypes.addressof(pools), pointer(arena), pointer(logits))  # fmt: skip
         assert self.library.octavo_forward(engine, ctypes.byref(step)) == 0
         assert (arena[size:] == 255).all(), "wrote past the arena"
         return logits.reshape(len(rows_array), width)
@@ -220,16 +228,20 @@ class Model:
         return found
 
 
-def pack_step(chunks: Sequence[Chunk], stride: int) -> dict[str, Array]:
-    """The step's arrays, as docs/artifact.md defines them."""
+def pack_step(chunks: Sequence[Chunk], stride: int, block: int = 16) -> dict[str, Array]:
+    """The step's arrays, as docs/artifact.md defines them, with the slots and the table of one group."""
     ids = np.concatenate([np.asarray(c.ids, np.int32) for c in chunks])
     pos = np.concatenate([np.arange(c.before, c.before + len(c.ids)) for c in chunks]).astype(np.int32)
+    tables = [c.blocks(block) for c in chunks]
     slots = np.concatenate(
-        [[c.table[p // 16] * 16 + p % 16 for p in range(c.before, c.before + len(c.ids))] for c in chunks]
+        [
+            [blocks[p // block] * block + p % block for p in range(c.before, c.before + len(c.ids))]
+            for c, blocks in zip(chunks, tables, strict=True)
+        ]
     ).astype(np.int32)
     table = np.full((len(chunks), stride), -(1 << 30), np.int32)
-    for r, c in enumerate(chunks):
-        table[r, : len(c.table)] = c.table
+    for row, blocks in zip(table, tables, strict=True):
+        row[: len(blocks)] = blocks
     starts = np.concatenate([[0], np.cumsum([len(c.ids) for c in chunks])]).astype(np.int32)
     lens = np.asarray([c.before + len(c.ids) for c in chunks], np.int32)
     return {"ids": ids, "pos": pos, "slots": slots, "table": table, "starts": starts, "lens": lens}
@@ -259,15 +271,17 @@ def reference_step(
     rows: Sequence[int] | None = None,
 ) -> tuple[Array, list[dict[str, Array]]]:
     """The same step by the interpreter in float64; the states are those after it."""
-    packed = pack_step(chunks, max(len(c.table) for c in chunks))
-    packed["table"] = np.maximum(packed["table"], 0)
+    packed = pack_step(chunks, max(len(c.blocks(16)) for c in chunks))
     inputs: dict[str, Any] = {n: packed[n] for n in ("ids", "pos", "lens", "starts")}
     inputs["rows"] = np.asarray(range(len(packed["ids"])) if rows is None else rows, np.int32)
     for g, (value, state) in enumerate(
         zip([v for v in graph.inputs if isinstance(v.type, KV)], states, strict=True)
     ):
+        assert isinstance(value.type, KV)
+        block = value.type.block
+        packed = pack_step(chunks, max(len(c.blocks(block)) for c in chunks), block)
         inputs[value.name] = state
-        inputs[f"slots{g}"], inputs[f"table{g}"] = packed["slots"], packed["table"]
+        inputs[f"slots{g}"], inputs[f"table{g}"] = packed["slots"], np.maximum(packed["table"], 0)
     run = interpret(graph, inputs, weights, np.float64)
     return run.outputs[0], list(run.outputs[1:])
 

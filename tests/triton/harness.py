@@ -105,15 +105,16 @@ class TritonModel:
         self, cache: list[Array], chunks: Sequence[Chunk], rows: Sequence[int] | None = None, stride: int = 64
     ) -> Array:
         """One forward. Returns the logits of `rows` (all tokens by default)."""
-        packed = pack_step(chunks, stride)
+        groups = [pack_step(chunks, stride, kv.block) for kv in self.states]
+        packed = groups[0] if groups else pack_step(chunks, stride)
         rows_array = np.asarray(range(len(packed["ids"])) if rows is None else rows, np.int32)
         logits = aligned(len(rows_array) * self.width, np.float32, np.nan)
         inputs = {n: packed[n] for n in ("ids", "pos", "starts", "lens")} | {
             "rows": rows_array,
             "logits": logits,
         }
-        for g, pool in enumerate(cache):
-            inputs |= {f"kv{g}": pool, f"slots{g}": packed["slots"], f"table{g}": packed["table"]}
+        for g, (pool, group) in enumerate(zip(cache, groups, strict=True)):
+            inputs |= {f"kv{g}": pool, f"slots{g}": group["slots"], f"table{g}": group["table"]}
         sizes = {"T": len(packed["ids"]), "R": len(chunks), "Q": len(rows_array)}
         sizes |= {f"M{g}": stride for g in range(len(cache))}
         self.kernels.run("forward", sizes, inputs, self.packed)

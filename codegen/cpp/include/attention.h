@@ -12,8 +12,8 @@
 
 namespace octavo {
 
-constexpr int BLOCK = 16;             // tokens of a KV block
 constexpr int PARTITION = 256;        // keys per softmax
+constexpr int STRIPS = PARTITION / W; // vectors of keys in it
 constexpr int SUB_ROWS = LANES == 4 ? 3 : 6;  // rows that share registers
 constexpr int SUBS = 8;               // groups of SUB_ROWS that share a partition while it is in cache
 constexpr int PARTIAL_SLOTS = 64;     // (token, partition) pairs that may be computed apart
@@ -25,7 +25,7 @@ constexpr int together(int rows) {
   return most >= 4 ? 4 : most >= 2 ? 2 : 1;
 }
 
-// One layer's keys and values in a KV group. K lies as [G, D, BLOCK] in a block, V as [G, BLOCK, E].
+// One layer's keys and values in a KV group. K lies as [G, D, block] in a block of tokens, V as [G, block, E].
 struct Cache {
   const char* data;
   int64_t block_bytes, key_offset, value_offset;
@@ -53,7 +53,7 @@ struct Keys {
   uint64_t word[PARTITION / 64];
 
   bool holds(int key) const { return word[key / 64] >> key % 64 & 1; }
-  uint32_t block(int b) const { return uint32_t(word[b / 4] >> b % 4 * BLOCK) & 0xffff; }
+  uint32_t strip(int i) const { return uint32_t(word[i / 4] >> i % 4 * W) & 0xffff; }
   bool any() const {
     uint64_t all = 0;
     for (uint64_t w : word) all |= w;
@@ -84,7 +84,9 @@ struct Keys {
   }
 };
 
-template <class Y, class KT, class VT, int D, int E, class Mask>
+// BLOCK: tokens of a KV block. Keys are scored in strips of 16 whatever it is: a strip is a part of a block or, where
+// blocks are smaller, made of two pieces, so that bits do not depend on it.
+template <class Y, class KT, class VT, int D, int E, int BLOCK, class Mask>
 class Attention {
  public:
   static constexpr int EV = (E + W - 1) / W, EP = EV * W;
@@ -107,6 +109,9 @@ class Attention {
 
  private:
   static constexpr int MOST = SUB_ROWS * SUBS;
+  static constexpr int PIECE = BLOCK < W ? BLOCK : W;  // keys of a strip that lie in one block
+  static constexpr int PIECES = W / PIECE;             // of a strip
+  static_assert((PIECES == 1 || PIECES == 2) && BLOCK % PIECE == 0 && PARTITION % BLOCK == 0);
 
   // How a step is cut into items: a tile of rows of one KV head over all its partitions or, apart, over one.
   struct Plan {
@@ -287,14 +292,14 @@ class Attention {
       clear(state.acc[j], state.m[j], state.l[j]);
     }
     if (!any.any()) return;
-    const KT* k[PARTITION / BLOCK];
-    const VT* v[PARTITION / BLOCK];
-    int b0 = any.next(0) / BLOCK, b1 = (any.end() + BLOCK - 1) / BLOCK;
-    locate(t, key, b0, b1, k, v);
+    const KT* k[STRIPS * PIECES];
+    const VT* v[STRIPS * PIECES];
+    int begin = any.next(0), end = any.end();
+    locate(t, key, begin / PIECE, (end + PIECE - 1) / PIECE, k, v);
     alignas(64) float s[SUB_ROWS * PARTITION];
-    score(n, q, k, v, b0, b1, s);
+    score(n, q, k, v, begin / W, (end + W - 1) / W, s);
     for (int j = 0; j < n; j++) weigh(rows[j], key, seen[j], s + j * PARTITION, state.m[j], state.l[j]);
-    for (int low = edges.next(0), high; low < any.end(); low = high) {
+    for (int low = edges.next(0), high; low < end; low = high) {
       high = edges.next(low + 1);
       for (int j = 0, height; j < n; j += height) {  // keys low..high-1 are the same to each row
         bool sees = seen[j].holds(low);
@@ -304,24 +309,30 @@ class Attention {
     }
   }
 
-  // Where the partition's blocks b0..b1-1 lie.
-  void locate(const Tile& t, int64_t key, int b0, int b1, const KT** k, const VT** v) const {
+  // Where the partition's pieces p0..p1-1 lie. The table says nothing of other pieces: where one of them makes up a
+  // strip, the strip's other piece stands in, as it can be read and its scores there are not selected.
+  void locate(const Tile& t, int64_t key, int p0, int p1, const KT** k, const VT** v) const {
     const int32_t* table = a_.cache.table + t.request * a_.cache.stride + key / BLOCK;
-    for (int b = b0; b < b1; b++) {
-      const char* block = a_.cache.data + table[b] * a_.cache.block_bytes;
-      k[b] = (const KT*)(block + a_.cache.key_offset) + int64_t(t.g) * D * BLOCK;
-      v[b] = (const VT*)(block + a_.cache.value_offset) + int64_t(t.g) * BLOCK * E;
+    for (int p = p0; p < p1; p++) {
+      const char* block = a_.cache.data + table[p * PIECE / BLOCK] * a_.cache.block_bytes;
+      int token = p * PIECE % BLOCK;
+      k[p] = (const KT*)(block + a_.cache.key_offset) + int64_t(t.g) * D * BLOCK + token;
+      v[p] = (const VT*)(block + a_.cache.value_offset) + int64_t(t.g) * BLOCK * E + token * E;
+    }
+    if constexpr (PIECES == 2) {
+      if (p0 % 2) k[p0 - 1] = k[p0], v[p0 - 1] = v[p0];
+      if (p1 % 2) k[p1] = k[p1 - 1], v[p1] = v[p1 - 1];
     }
   }
 
   template <int N>
   struct Constant { static constexpr int value = N; };
 
-  // s[row][key] = sum over d of q[row][d] k[d][key], for blocks b0..b1-1; fetches those blocks' values meanwhile.
+  // s[row][key] = sum over d of q[row][d] k[d][key], for strips s0..s1-1; fetches those keys' values meanwhile.
   template <int R>
-  static __attribute__((noinline)) void score_rows(const float* q, const KT* const* k, const VT* const* v, int b0, int b1,
+  static __attribute__((noinline)) void score_rows(const float* q, const KT* const* k, const VT* const* v, int s0, int s1,
                                                    float* s) {
-    auto blocks = [=](int b, auto count) {
+    auto strips = [=](int at, auto count) {
       constexpr int N = decltype(count)::value;
       F acc[R][N];
       for (int r = 0; r < R; r++)
@@ -329,8 +340,8 @@ class Attention {
       for (int d = 0; d < D; d++) {
         F kv[N];
         _Pragma("GCC unroll 4") for (int i = 0; i < N; i++) {
-          kv[i] = load(k[b + i] + d * BLOCK);
-          fetch(v[b + i], d);
+          kv[i] = strip(k + (at + i) * PIECES, d);
+          fetch(v + (at + i) * PIECES, d);
         }
         _Pragma("GCC unroll 8") for (int r = 0; r < R; r++) {
           F x = splat(q[r * D + d]);
@@ -338,52 +349,60 @@ class Attention {
         }
       }
       _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)
-        _Pragma("GCC unroll 4") for (int i = 0; i < N; i++) store(s + r * PARTITION + (b + i) * W, acc[r][i]);
+        _Pragma("GCC unroll 4") for (int i = 0; i < N; i++) store(s + r * PARTITION + (at + i) * W, acc[r][i]);
     };
-    int b = b0;
+    int at = s0;
     constexpr int N = together(R);
-    if constexpr (N == 4) for (; b + 4 <= b1; b += 4) blocks(b, Constant<4>{});
-    if constexpr (N >= 2) for (; b + 2 <= b1; b += 2) blocks(b, Constant<2>{});
-    for (; b < b1; b++) blocks(b, Constant<1>{});
+    if constexpr (N == 4) for (; at + 4 <= s1; at += 4) strips(at, Constant<4>{});
+    if constexpr (N >= 2) for (; at + 2 <= s1; at += 2) strips(at, Constant<2>{});
+    for (; at < s1; at++) strips(at, Constant<1>{});
   }
 
-  // The d-th of D parts of a block of values, into the cache.
-  static INLINE void fetch(const VT* v, int d) {
-    constexpr int PART = BLOCK * E * int(sizeof(VT)) / D;
-    for (int i = 0; i < PART; i += 64) __builtin_prefetch((const char*)v + d * PART + i);
+  // Element d of a strip's keys.
+  static INLINE F strip(const KT* const* k, int d) {
+    if constexpr (PIECES == 2) return load_halves(k[0] + d * BLOCK, k[1] + d * BLOCK);
+    else return load(k[0] + d * BLOCK);
   }
 
-  static void score(int n, const float* q, const KT* const* k, const VT* const* v, int b0, int b1, float* s) {
+  // The d-th of D parts of a strip's values, into the cache.
+  static INLINE void fetch(const VT* const* v, int d) {
+    constexpr int PART = W * E * int(sizeof(VT)) / D, OF_PIECE = (D + PIECES - 1) / PIECES;
+    int piece = PIECES == 2 && d >= OF_PIECE;
+    const char* from = (const char*)v[piece] + (d - piece * OF_PIECE) * PART;
+    for (int i = 0; i < PART; i += 64) __builtin_prefetch(from + i);
+  }
+
+  static void score(int n, const float* q, const KT* const* k, const VT* const* v, int s0, int s1, float* s) {
     switch (n) {
-      case 1: return score_rows<1>(q, k, v, b0, b1, s);
-      case 2: return score_rows<2>(q, k, v, b0, b1, s);
-      case 3: return score_rows<3>(q, k, v, b0, b1, s);
-      case 4: if constexpr (SUB_ROWS >= 4) return score_rows<4>(q, k, v, b0, b1, s); break;
-      case 5: if constexpr (SUB_ROWS >= 5) return score_rows<5>(q, k, v, b0, b1, s); break;
-      case 6: if constexpr (SUB_ROWS >= 6) return score_rows<6>(q, k, v, b0, b1, s); break;
+      case 1: return score_rows<1>(q, k, v, s0, s1, s);
+      case 2: return score_rows<2>(q, k, v, s0, s1, s);
+      case 3: return score_rows<3>(q, k, v, s0, s1, s);
+      case 4: if constexpr (SUB_ROWS >= 4) return score_rows<4>(q, k, v, s0, s1, s); break;
+      case 5: if constexpr (SUB_ROWS >= 5) return score_rows<5>(q, k, v, s0, s1, s); break;
+      case 6: if constexpr (SUB_ROWS >= 6) return score_rows<6>(q, k, v, s0, s1, s); break;
     }
   }
 
   // s = 2^(s - m) for the keys that the row sees, m the largest of them, l the sum of the powers; 0 for other keys of
-  // the blocks b0..b1-1, which hold all of them.
+  // the strips s0..s1-1, which hold all of them.
   void weigh(const Row& at, int64_t key, const Keys& seen, float* s, float& m, float& l) const {
     if (!seen.any()) return;
     F minus = splat(-__builtin_inff()), top = minus, sum = splat(0.0f);
     bool plain = a_.softcap == 0 && !a_.slopes;
-    int b0 = seen.next(0) / BLOCK, b1 = (seen.end() + BLOCK - 1) / BLOCK;
-    for (int b = b0; b < b1; b++) {
-      uint32_t bits = seen.block(b);
-      F x = load(s + b * W);
-      if (!plain) x = bend(at, key + b * BLOCK, x);
+    int s0 = seen.next(0) / W, s1 = (seen.end() + W - 1) / W;
+    for (int i = s0; i < s1; i++) {
+      uint32_t bits = seen.strip(i);
+      F x = load(s + i * W);
+      if (!plain) x = bend(at, key + i * W, x);
       if (bits != 0xffff) x = select_bits(bits, x, minus);
-      if (!plain || bits != 0xffff) store(s + b * W, x);
+      if (!plain || bits != 0xffff) store(s + i * W, x);
       top = larger(x, top);
     }
     m = reduce_max(top);
     F largest = splat(m);
-    for (int b = b0; b < b1; b++) {
-      F x = exp2(load(s + b * W) - largest);
-      store(s + b * W, x);
+    for (int i = s0; i < s1; i++) {
+      F x = exp2(load(s + i * W) - largest);
+      store(s + i * W, x);
       sum = sum + x;
     }
     l = reduce_sum(sum);
@@ -407,8 +426,8 @@ class Attention {
         _Pragma("GCC unroll 4") for (int c = 0; c < N; c++) sum[r][c] = load(acc + r * EP + e0 + c * W);
       int key = low;
       do {
-        int end = (key / BLOCK + 1) * BLOCK < high ? (key / BLOCK + 1) * BLOCK : high;
-        const VT* from = v[key / BLOCK] + key % BLOCK * E + e0;
+        int end = (key / PIECE + 1) * PIECE < high ? (key / PIECE + 1) * PIECE : high;
+        const VT* from = v[key / PIECE] + key % PIECE * E + e0;
         for (; key < end; key++, from += E) {
           F x[N];
           _Pragma("GCC unroll 4") for (int c = 0; c < N; c++) x[c] = TAIL ? load_n(from + c * W, TAIL) : load(from + c * W);

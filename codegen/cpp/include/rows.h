@@ -120,20 +120,22 @@ KERNEL void rope(Thread& th, const float* x, Rows in, const float* cos, const fl
   }
 }
 
-// One stream's rows [T, heads, size] into its slots. KEYS: a block is [heads, size, 16], else [heads, 16, size].
-template <bool KEYS, class T>
+// One stream's rows [T, heads, size] into its slots, in blocks of BLOCK tokens. KEYS: a block is [heads, size, BLOCK],
+// else [heads, BLOCK, size].
+template <bool KEYS, int BLOCK, class T>
 KERNEL void kv_write(Thread& th, const float* x, int64_t ld, int64_t tokens, int64_t heads, int64_t size,
                      const int32_t* slots, char* data, int64_t block_bytes, int64_t offset) {
   for (int64_t t = th.first(tokens); t < th.last(tokens); t++) {
     if (slots[t] < 0) continue;
-    T* block = (T*)(data + slots[t] / 16 * block_bytes + offset);
-    int64_t token = slots[t] % 16;
+    T* block = (T*)(data + slots[t] / BLOCK * block_bytes + offset);
+    int64_t token = slots[t] % BLOCK;
     for (int64_t h = 0; h < heads; h++) {
       const float* row = x + t * ld + h * size;
       if (KEYS)
-        for (int64_t d = 0; d < size; d++) convert(row[d], block + (h * size + d) * 16 + token);
+        for (int64_t d = 0; d < size; d++) convert(row[d], block + (h * size + d) * BLOCK + token);
       else
-        for (int64_t d = 0; d < size; d += W) store_n(block + (h * 16 + token) * size + d, load_n(row + d, size - d), size - d);
+        for (int64_t d = 0; d < size; d += W)
+          store_n(block + (h * BLOCK + token) * size + d, load_n(row + d, size - d), size - d);
     }
   }
 }

@@ -62,16 +62,32 @@ INLINE F neg(F a) { I r; EACH(NV) r.v[i] = (ni)a.v[i] ^ int32_t(0x80000000); ret
 // The larger; b where either is NaN.
 INLINE F larger(F a, F b) { F r; EACH(NV) r.v[i] = native_larger(a.v[i], b.v[i]); return r; }
 
+INLINE nf native_load(const float* p) { nf r; memcpy(&r, p, sizeof r); return r; }
+INLINE nf native_load(const bf16* p) {
+  half_u16 h;
+  memcpy(&h, p, sizeof h);
+  return (nf)(__builtin_convertvector(h, nu) << 16);
+}
+
 // Vector by vector: a copy of the whole struct goes through memory where it is more than one.
-INLINE F load(const float* p) { F r; EACH(NV) memcpy(&r.v[i], p + i * LANES, sizeof(nf)); return r; }
+template <class T>
+INLINE F load(const T* p) { F r; EACH(NV) r.v[i] = native_load(p + i * LANES); return r; }
 INLINE void store(float* p, F a) { EACH(NV) memcpy(p + i * LANES, &a.v[i], sizeof(nf)); }
-INLINE F load(const bf16* p) {
+// Lanes 0 to 7 from one place, 8 to 15 from another.
+template <class T>
+INLINE F load_halves(const T* low, const T* high) {
   F r;
-  EACH(NV) {
-    half_u16 h;
-    memcpy(&h, p + i * LANES, sizeof h);
-    r.v[i] = (nf)(__builtin_convertvector(h, nu) << 16);
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 2) {
+    __m256i bits = _mm256_loadu2_m128i((const __m128i*)high, (const __m128i*)low);
+    r.v[0] = (nf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16);
+  } else {
+    __m256d first = _mm256_loadu_pd((const double*)low), second = _mm256_loadu_pd((const double*)high);
+    r.v[0] = (nf)_mm512_insertf64x4(_mm512_castpd256_pd512(first), second, 1);
   }
+#else
+  EACH(NV) r.v[i] = native_load(i < NV / 2 ? low + i * LANES : high + i * LANES - W / 2);
+#endif
   return r;
 }
 // Round to nearest even; NaN stays NaN.
