@@ -29,10 +29,10 @@ class RowSampler:
     def sample(self, chunks: Seq[Chunk], logits: Logits) -> list[Drawn]:
         """A token for each sequence that takes one from these chunks' last rows, which logits are: the
         chunk's own, and all samples of a prompt from the same row."""
-        pairs = [(seq, row) for row, c in enumerate(chunks) for seq in c.sampled]
-        if len(pairs) == len(chunks):
-            seqs = [seq for seq, _ in pairs]
+        if not any([c.seq.forks for c in chunks]):
+            seqs = [c.seq for c in chunks]
             return [(seqs, self._sample(seqs, logits))]
+        pairs = [(seq, row) for row, c in enumerate(chunks) for seq in c.sampled]
         return [
             self._part(pairs[at : at + self._max_rows], logits) for at in range(0, len(pairs), self._max_rows)
         ]

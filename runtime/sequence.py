@@ -43,6 +43,7 @@ class Sequence:
         self.computed = 0
         self.score, self.scored = score, 0
         self.tables: list[Table] = []
+        self.alone_in: int | None = None  # index of a block that nobody else reads, in any group
         self.chain: list[Sealed] = []
         self.coming = range(0)  # indices of the chain's blocks that it has yet to compute
         self.forks: list[Sequence] = []  # that start from this one's blocks once its prompt is computed

@@ -76,14 +76,14 @@ class Cache:
         In every group or, where one lacks blocks, in none.
         """
         need, at = -(-tokens // self.block), seq.computed // self.block
-        lacking = [need - table.length for table in seq.tables]
+        lacking = [max(0, need - table.length) for table in seq.tables]
+        if seq.alone_in == at and not any(lacking):
+            return True  # as in most steps
         shared = [
             at < table.length and pool.is_shared(table.ids.item(at))
             for table, pool in zip(seq.tables, self.pools, strict=True)
         ]
-        if all([lack <= 0 for lack in lacking]) and not any(shared):
-            return True
-        wanted = [max(lack, 0) + copy for lack, copy in zip(lacking, shared, strict=True)]
+        wanted = [lack + copy for lack, copy in zip(lacking, shared, strict=True)]
         if any(want > pool.num_free for want, pool in zip(wanted, self.pools, strict=True)):
             return False
         for group, (table, copy) in enumerate(zip(seq.tables, shared, strict=True)):
@@ -91,6 +91,7 @@ class Cache:
                 self._copy_on_write(seq, group, at)
             while table.length < need:
                 table.append(self._allocate(seq, group))
+        seq.alone_in = at
         return True
 
     def advance(self, seq: Sequence, computed: int) -> None:
@@ -134,6 +135,7 @@ class Cache:
                 pool.retain(block)
                 table.append(block)
             child.tables.append(table)
+        parent.alone_in = None
         child.computed, child.chain = computed, parent.chain[: computed // self.block]
         self.log.add("fork", child.owner, computed, f"request {parent.owner[0]}, sample {parent.owner[1]}")
         return True
@@ -144,7 +146,7 @@ class Cache:
         for table, pool in zip(seq.tables, self.pools, strict=True):
             for block in reversed(table.live()):
                 pool.release(block)
-        seq.tables, seq.computed = [], 0
+        seq.tables, seq.computed, seq.alone_in = [], 0, None
 
     def check(self, holders: Iterable[Sequence]) -> None:
         """Assert the invariants of all pools, given every sequence that holds blocks."""

@@ -44,11 +44,13 @@ class Moves:
     def run(self, mover: Mover) -> None:
         """Start the copies. Raises EngineError, and none of them is planned any more."""
         planned, self._planned = self._planned, []
-        calls: dict[str, Callable[[int, np.ndarray], None]] = {
-            "copy": mover.copy_blocks,
-            "out": mover.swap_out,
-            "in": mover.swap_in,
-        }
         for kind, group, pairs in planned:
             if pairs:
-                calls[kind](group, np.array(pairs, np.int32))
+                _CALLS[kind](mover, group, np.array(pairs, np.int32))
+
+
+_CALLS: dict[str, Callable[[Mover, int, np.ndarray], None]] = {
+    "copy": lambda mover, group, pairs: mover.copy_blocks(group, pairs),
+    "out": lambda mover, group, pairs: mover.swap_out(group, pairs),
+    "in": lambda mover, group, pairs: mover.swap_in(group, pairs),
+}
