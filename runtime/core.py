@@ -88,7 +88,7 @@ class Core:
         start = time.monotonic()
         chunks = self.scheduler.schedule()
         if not chunks:
-            assert not self.scheduler.stuck, "requests wait though nothing runs"
+            self._unstick()
             return False
         step = self._buffers.pack(chunks)
         try:
@@ -131,6 +131,14 @@ class Core:
             if not seq.finished:
                 self.log.add(reason, seq.owner, seq.num_tokens - seq.prompt_tokens)
                 self._finish(seq, reason)
+
+    def _unstick(self) -> None:
+        """Fail a request that can never go on, for a fault of the engine's, and not all others with it."""
+        stuck = self.scheduler.stuck
+        if stuck is not None:
+            free = [pool.num_free for pool in self.scheduler.cache.pools]
+            what = f"{stuck.computed} of {stuck.num_tokens} tokens, {free} blocks free: it cannot go on"
+            self.fail(stuck.request, EngineError(what, where="scheduler", todo="Report it"))
 
     def _move(self) -> None:
         """Copy blocks as the scheduler planned. After a failure nothing that the host holds is trusted."""

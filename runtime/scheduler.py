@@ -74,9 +74,11 @@ class Scheduler:
         return bool(self.running or self._waiting)
 
     @property
-    def stuck(self) -> bool:
-        """Whether requests wait and none runs, after an empty step. Never so for requests that fit."""
-        return not self.running and self.num_waiting > 0
+    def stuck(self) -> Sequence | None:
+        """After an empty step, the first sequence that should have gone on. None, where all that is here fits
+        as it was found to when it was submitted."""
+        unfinished = [*self.running, *(seq for _, seq in self._waiting if not seq.finished)]
+        return min(unfinished, key=lambda seq: seq.order, default=None)
 
     def add(self, seq: Sequence) -> None:
         heapq.heappush(self._waiting, (seq.order, seq))

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from runtime import RequestError, Sampling, generate
+from runtime import EngineError, RequestError, Sampling, generate
 from runtime.service import LEAD, Service
 from tests.runtime.fake import VOCAB, fake_engine
 
@@ -133,6 +133,17 @@ def test_a_task_that_is_cancelled_ends_its_request():
     with fake_engine(max_context=4096, kv_blocks=400) as engine:
         asyncio.run(main(engine))
         assert clients[0].result(timeout_s=10).finish_reason == "cancelled"
+
+
+def test_a_request_that_can_never_go_on_fails_alone():
+    with fake_engine(kv_blocks=4) as engine:
+        engine._cache.fits = lambda *_: True  # a fault in the accounting
+        other = engine.submit(words(5), Sampling(max_new_tokens=40))
+        for size in (100, 60):  # never admitted; preempted by itself when it has grown
+            with pytest.raises(EngineError, match="cannot go on"):
+                engine.submit(words(size), Sampling(max_new_tokens=20)).result(timeout_s=10)
+        assert len(other.result(timeout_s=10).token_ids) == 40
+        assert engine.stats().blocks_used == [0] and engine.stats().failed_requests == 2
 
 
 def test_all_samples_can_be_awaited():
