@@ -15,12 +15,15 @@ from typing import Annotated
 
 import typer
 
-from pagingbench import allocator
+from pagingbench import allocator, overload
+from pagingbench.engines import DEMO
 from pagingbench.report import Report
 from runtime.errors import OctavoError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, callback=lambda: None, help=__doc__)
 
+Engine = Annotated[Path, typer.Option("--engine", help="An artifact.")]
+Seed = Annotated[int, typer.Option(help="Of prompts and of what else is random.")]
 Json = Annotated[bool, typer.Option("--json", help="A JSON object instead of a table.")]
 Out = Annotated[Path | None, typer.Option(help="A file of results, to which this one is added.")]
 
@@ -33,6 +36,20 @@ def allocator_command(
 ) -> None:
     """A million blocks and ten million random operations."""
     finish(allocator.run(operations), as_json, out)
+
+
+@app.command("overload")
+def overload_command(
+    engine: Engine = DEMO,
+    shape: Annotated[list[str] | None, typer.Option(help="PROMPTxNEW tokens, such as 64x64.")] = None,
+    pairs: Annotated[int, typer.Option(help="Turns of each engine.", min=1)] = overload.PAIRS,
+    alone: Annotated[int, typer.Option(help="Requests that also run alone.", min=1)] = overload.COUNT,
+    seed: Seed = 0,
+    as_json: Json = False,
+    out: Out = None,
+) -> None:
+    """Memory for 4 requests and 40 submitted at once, beside static batches of 4."""
+    finish(overload.run(engine, shape or overload.SHAPES, pairs, alone, seed), as_json, out)
 
 
 def finish(report: Report, as_json: bool, out: Path | None) -> None:
