@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from pagingbench import allocator, overload
+from pagingbench import allocator, overload, waste
 from pagingbench.engines import DEMO
 from pagingbench.report import Report
 from runtime.errors import OctavoError
@@ -36,6 +36,12 @@ def allocator_command(
 ) -> None:
     """A million blocks and ten million random operations."""
     finish(allocator.run(operations), as_json, out)
+
+
+@app.command("waste")
+def waste_command(engine: Engine = DEMO, seed: Seed = 0, as_json: Json = False, out: Out = None) -> None:
+    """Unused KV slots on the trace of 200 requests (benchmarks/data)."""
+    finish(waste.run(engine, seed=seed), as_json, out)
 
 
 @app.command("overload")
