@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from pagingbench import allocator, overload, waste
+from pagingbench import allocator, forks, overload, sharing, waste
 from pagingbench.engines import DEMO
 from pagingbench.report import Report
 from runtime.errors import OctavoError
@@ -42,6 +42,18 @@ def allocator_command(
 def waste_command(engine: Engine = DEMO, seed: Seed = 0, as_json: Json = False, out: Out = None) -> None:
     """Unused KV slots on the trace of 200 requests (benchmarks/data)."""
     finish(waste.run(engine, seed=seed), as_json, out)
+
+
+@app.command("sharing")
+def sharing_command(engine: Engine = DEMO, seed: Seed = 0, as_json: Json = False, out: Out = None) -> None:
+    """32 requests with one system prompt of 1,024 tokens, and the first token after a prefix hit."""
+    finish(sharing.run(engine, seed=seed), as_json, out)
+
+
+@app.command("forks")
+def forks_command(engine: Engine = DEMO, seed: Seed = 0, as_json: Json = False, out: Out = None) -> None:
+    """A fork of a request of 2,000 tokens, and 8 samples of one prompt."""
+    finish(forks.run(engine, seed=seed), as_json, out)
 
 
 @app.command("overload")
