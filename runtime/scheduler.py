@@ -187,17 +187,14 @@ class Scheduler:
             self.add(seq)
 
     def _admit(self) -> Sequence | None:
-        """The oldest waiting sequence, now running, if a place and blocks for all its known tokens are free.
-
-        One block is spared for each that runs: each may soon need one.
-        """
+        """The oldest waiting sequence, now running, if a place and blocks for all its known tokens are free."""
         while self._waiting and self._waiting[0][1].finished:
             heapq.heappop(self._waiting)
         if not self._waiting or len(self.running) >= self.limits.max_requests:
             return None
         seq = self._waiting[0][1]
         start = self.swap.restore if self.swap.holds(seq) else self.cache.admit
-        if not start(seq, self.limits.max_step_tokens, len(self.running)):
+        if not start(seq, self.limits.max_step_tokens, self.running):
             return None
         heapq.heappop(self._waiting)
         if seq.cached_tokens is None:

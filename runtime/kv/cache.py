@@ -48,8 +48,8 @@ class Cache:
             for need, group in zip(needs, self.groups, strict=True)
         )
 
-    def admit(self, seq: Sequence, step_tokens: int, spare: int = 0) -> bool:
-        """Start a request from its longest prefix hit, if its known tokens fit with `spare` blocks to go.
+    def admit(self, seq: Sequence, step_tokens: int, others: Seq[Sequence] = ()) -> bool:
+        """Start a request from its longest prefix hit, if its known tokens fit beside the running others.
 
         Not yet, if what comes after the hit is being computed for another: it is a hit soon.
         """
@@ -60,15 +60,30 @@ class Cache:
             self._open(group, pool, chain[:hit]) for group, pool in zip(self.groups, self.pools, strict=True)
         ]
         seq.computed = hit * self.block
-        for group, pool, table in zip(self.groups, self.pools, seq.tables, strict=True):
-            need = group.most_blocks(seq.num_tokens, step_tokens, self.block) - (table.length - table.first)
-            if need + spare > pool.num_free:
-                self.free(seq)
-                return False
+        if not self.has_room(seq, step_tokens, others):
+            self.free(seq)
+            return False
         self._announce(seq, hit, len(chain))
         if hit:
             self.log.add("prefix_hit", seq.owner, seq.computed)
         return True
+
+    def has_room(self, seq: Sequence, step_tokens: int, others: Seq[Sequence]) -> bool:
+        """Whether a sequence should start to run: its known tokens fit, and a part of what all may yet need.
+
+        A quarter, in full groups, and at least one block for each of the others: most end before their limit,
+        and being preempted now and then costs less than places that stay empty.
+        """
+        spare = [
+            len(others),
+            _growth(seq, self.block) + sum([max(1, _growth(s, self.block)) for s in others]),
+        ]
+        held = [table.length - table.first for table in seq.tables] or [0] * len(self.groups)
+        return all(
+            group.most_blocks(seq.num_tokens, step_tokens, self.block) - own + spare[group.window is None]
+            <= pool.num_free
+            for group, pool, own in zip(self.groups, self.pools, held, strict=True)
+        )
 
     def extend(self, seq: Sequence, tokens: int) -> bool:
         """Hold blocks for the first `tokens` tokens, and alone those that will be written.
@@ -241,3 +256,8 @@ class Cache:
             pool.retain(block)
             table.append(block)
         return table
+
+
+def _growth(seq: Sequence, block: int) -> int:
+    """A quarter of the blocks that it may come to need beyond its known tokens."""
+    return (seq.max_tokens - seq.num_tokens) // (4 * block)

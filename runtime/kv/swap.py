@@ -5,6 +5,7 @@ The places there are a pool beside each group's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from runtime.kv.cache import Cache
@@ -47,12 +48,11 @@ class Swap:
         self._cache.free(seq)
         return True
 
-    def restore(self, seq: Sequence, step_tokens: int, spare: int) -> bool:
-        """Go on with what is held, if its known tokens fit with `spare` blocks to go (as Cache.admit)."""
+    def restore(self, seq: Sequence, step_tokens: int, others: Seq[Sequence]) -> bool:
+        """Go on with what is held, if its known tokens fit beside the running others (as Cache.admit)."""
         cache, held = self._cache, self._held[seq]
-        for group, pool in zip(cache.groups, cache.pools, strict=True):
-            if group.most_blocks(seq.num_tokens, step_tokens, cache.block) + spare > pool.num_free:
-                return False
+        if not cache.has_room(seq, step_tokens, others):
+            return False
         for group, (pool, (first, places)) in enumerate(zip(cache.pools, held.tables, strict=True)):
             table = Table()
             table.skip_to(first)
