@@ -187,7 +187,7 @@ class Scheduler:
             self.add(seq)
 
     def _admit(self) -> Sequence | None:
-        """The oldest waiting sequence, now running, if a place and blocks for all its known tokens are free."""
+        """The oldest waiting sequence, now running, if there is a place and room for it."""
         while self._waiting and self._waiting[0][1].finished:
             heapq.heappop(self._waiting)
         if not self._waiting or len(self.running) >= self.limits.max_requests:
