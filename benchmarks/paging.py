@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from pagingbench import allocator, forks, overload, sharing, waste
+from pagingbench import allocator, forks, overload, sharing, soak, waste
 from pagingbench.engines import DEMO
 from pagingbench.report import Report
 from runtime.errors import OctavoError
@@ -68,6 +68,18 @@ def overload_command(
 ) -> None:
     """Memory for 4 requests and 40 submitted at once, beside static batches of 4."""
     finish(overload.run(engine, shape or overload.SHAPES, pairs, alone, seed), as_json, out)
+
+
+@app.command("soak")
+def soak_command(
+    engine: Engine = DEMO,
+    minutes: Annotated[float, typer.Option(help="How long.", min=0.1)] = 30.0,
+    seed: Seed = 0,
+    as_json: Json = False,
+    out: Out = None,
+) -> None:
+    """Random load from threads and tasks, with faults injected."""
+    finish(soak.run(engine, minutes, seed), as_json, out)
 
 
 def finish(report: Report, as_json: bool, out: Path | None) -> None:

@@ -1,0 +1,42 @@
+"""A short soak: random clients and injected faults leave nothing behind, and change nobody's output."""
+
+from __future__ import annotations
+
+from pagingbench import soak
+from pagingbench.clients import Sizes
+from pagingbench.faults import Faults, install
+from runtime.engine import Engine
+from runtime.kv.cache import Cache
+from runtime.kv.group import Group
+from runtime.kv.swap import Swap
+from runtime.manifest import Model
+from runtime.scheduler import Limits
+from tests.runtime.fake import VOCAB, FakeExecutor, fake_engine
+
+WINDOWS = (None, 20)
+SIZES = Sizes(prompt=40, new=12, system=33)
+
+
+def small_engine(blocks: int, places: int) -> Engine:
+    cache = Cache([Group(blocks, window) for window in WINDOWS])
+    executor = FakeExecutor([blocks] * len(WINDOWS), list(WINDOWS))
+    limits = Limits(max_step_tokens=24, max_requests=6)
+    return Engine(executor, Model("f32", VOCAB, 96, None, (3,)), cache, limits, swap=Swap(cache, places))
+
+
+def spoil(executor, logits, row):
+    executor._logits[row] = float("nan")
+
+
+def test_faults_and_clients_that_leave_change_nothing_for_others():
+    rates = {kind: 0.02 for kind in ("forward", "nan", "sample", "logprobs", "copy", "swap_out", "swap_in")}
+    faults = Faults(1, rates)
+    with (
+        small_engine(8, 6) as engine,
+        fake_engine(windows=WINDOWS, prefix_cache=False, max_context=96, eos=(3,)) as alone,
+    ):
+        install(engine, faults, spoil)
+        found = soak.soak(engine, alone, faults, 3.0, 1.5, SIZES, 1, verified=12, hung_s=30.0)
+    assert found.holds, found.json
+    assert {"forward", "nan", "sample", "extend", "admit"} <= set(faults.counts), faults.counts
+    assert {"preempt", "swap_out", "fork", "prefix_hit", "cancelled"} <= set(found.figures["events"])
