@@ -17,6 +17,7 @@ def compile(
     target: str | Sequence[str] = "cpu",
     dtype: str | None = None,
     max_context: int | None = None,
+    block: int = 16,
     isa: Sequence[str] | None = None,
     invariant: bool = False,
     weights: bool = True,
@@ -31,13 +32,14 @@ def compile(
     will run on, one or several of cpu, cuda:sm_80, cuda:sm_90, cuda:sm_100, hip:gfx942 and triton-interpret;
     no GPU is needed to compile for one. dtype: of what linears multiply and of the KV cache, f32 or bf16;
     sums are f32. Default bf16 where all targets are GPUs, else f32. max_context: the longest sequence,
-    default the model's own. isa: the ISA levels to build for cpu, default v4, v3 and baseline, and
-    v4-vnni-bf16 for bf16 linears. invariant: GPUs' kernels keep one order of accumulation whatever they are
-    batched with, as the CPU's always do. weights: False for shapes alone, from a directory that need only
-    hold config.json: to inspect and to measure. check: run the reference interpreter before and after every
-    pass, and against the compiled forward. dump_ir: a directory that gets the graph after every pass; the
-    artifact keeps them too. force: replace a directory at `out` that is not an artifact. An artifact is
-    replaced in any case, and only when the new one is whole.
+    default the model's own. block: tokens of a KV block, 8, 16, 32 or 64; it changes no bit of what the CPU
+    computes. isa: the ISA levels to build for cpu, default v4, v3 and baseline, and v4-vnni-bf16 for bf16
+    linears. invariant: GPUs' kernels keep one order of accumulation whatever they are batched with, as the
+    CPU's always do. weights: False for shapes alone, from a directory that need only hold config.json: to
+    inspect and to measure. check: run the reference interpreter before and after every pass, and against the
+    compiled forward. dump_ir: a directory that gets the graph after every pass; the artifact keeps them too.
+    force: replace a directory at `out` that is not an artifact. An artifact is replaced in any case, and only
+    when the new one is whole.
 
     Raises compiler.errors.CompileError with what was wrong, where, and what to do.
     """
@@ -49,7 +51,7 @@ def compile(
         source,
         Path(out),
         target,
-        Options(dtype=dtype, max_context=max_context, weights=weights, check=check, dump_ir=folder),
+        Options(dtype, max_context, block, weights, check, folder),
         isa=isa,
         invariant=invariant,
         force=force,

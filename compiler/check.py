@@ -52,10 +52,10 @@ class Batch:
         return sum(self.lengths[:request])
 
 
-def random_batch(vocab_size: int, context: int, seed: int = 0) -> Batch:
-    """Two requests of up to 19 and 5 tokens, the longer one in two chunks."""
+def random_batch(vocab_size: int, context: int, block: int = 16, seed: int = 0) -> Batch:
+    """Two requests of up to 5 tokens and, in two chunks, as many as need a second KV block."""
     rng = np.random.default_rng(seed)
-    first, second = min(19, context), min(5, context)
+    first, second = min(max(block, 16) + 3, context), min(5, context)
     cut = max(1, first * 2 // 3)
     requests = tuple(rng.integers(0, vocab_size, n).astype(np.int32) for n in (first, second))
     steps = (((0, 0, cut), (1, 0, second)), ((0, cut, first),) if cut < first else ())

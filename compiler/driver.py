@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from codegen import cpp
+from codegen.kv_block import BLOCKS
 from compiler import importers, manifest, trial
 from compiler.artifact import ArtifactWriter
 from compiler.check import Checker, random_batch
@@ -40,6 +41,7 @@ class Options:
 
     dtype: str | None = None
     max_context: int | None = None
+    block: int = 16
     weights: bool = True
     check: bool = False
     dump_ir: Path | None = None
@@ -72,6 +74,11 @@ def _check(options: Options) -> None:
         raise CompileError(f"--dtype {dtype}: not an element type of weights. There are {', '.join(DTYPES)}")
     if context is not None and not 1 <= context <= MAX_CONTEXT:
         raise CompileError(f"--max-context {context}: must be from 1 to {MAX_CONTEXT}")
+    if options.block not in BLOCKS:
+        sizes = ", ".join(map(str, BLOCKS))
+        raise CompileError(
+            f"--block {options.block}: not a number of tokens of a KV block. There are {sizes}"
+        )
     if options.check and not options.weights:
         raise CompileError("--check runs the model, which needs its weights: leave out --no-weights")
 
@@ -118,12 +125,13 @@ class Compile:
             )
 
     def _checker(self, imported: Imported) -> Checker:
-        batch = random_batch(imported.info.vocab_size, imported.info.max_context)
+        batch = random_batch(imported.info.vocab_size, imported.info.max_context, self.options.block)
         return Checker(weight_reader(imported), batch)
 
     def _lower(self, imported: Imported, checker: Checker | None) -> dict[str, Graph]:
         """The lowered graph for each kind of device: they differ in the memory plan alone."""
-        passes = pipeline(self.dtype, read=weight_reader(imported), devices=tuple(self.kinds))
+        reader, devices = weight_reader(imported), tuple(self.kinds)
+        passes = pipeline(self.dtype, self.options.block, reader, devices)
         lowered: dict[str, Graph] = {}
 
         def on_stage(stage: Stage) -> None:

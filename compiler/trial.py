@@ -58,7 +58,8 @@ def compiled_logits(artifact: Artifact, target: str) -> Array:
 
 
 def trial_batch(artifact: Artifact) -> Batch:
-    return random_batch(artifact.manifest.model.vocab_size, artifact.manifest.model.max_context)
+    model, groups = artifact.manifest.model, artifact.manifest.kv_groups
+    return random_batch(model.vocab_size, model.max_context, groups[0].block)
 
 
 def check_runnable(artifact: Artifact, target: str) -> None:

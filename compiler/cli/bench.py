@@ -26,7 +26,7 @@ def command(
     new_tokens: Annotated[int, typer.Option(help="New tokens per request.", min=2)] = 128,
     requests: Annotated[int, typer.Option(help="Requests at once.", min=1)] = 1,
     context_tokens: Annotated[
-        int, typer.Option(help="Cached tokens before the prompt; a multiple of 16.", min=0)
+        int, typer.Option(help="Cached tokens before the prompt: whole KV blocks.", min=0)
     ] = 0,
     target: Annotated[
         str | None, typer.Option(help="Default: the best of the engine's that this machine can run.")
@@ -47,8 +47,7 @@ def command(
 
     octavo bench model.octavo --target cuda:sm_90 --requests 64
     """
-    if context_tokens % 16:
-        raise CompileError(f"--context-tokens {context_tokens}: must be a multiple of 16")
+    _check_context(engine, context_tokens)
     workload = Workload(prompt_tokens, new_tokens, requests, context_tokens, seed)
     figures = run(engine, workload, target, threads, repeats)
     if as_json:
@@ -56,6 +55,15 @@ def command(
         return
     for key, value in figures.items():
         print(f"{key:22} {_shown(key, value)}")
+
+
+def _check_context(engine: Path, context_tokens: int) -> None:
+    """Only whole blocks are found in the prefix cache."""
+    groups = Artifact.open(engine, verify="fast").manifest.kv_groups
+    if context_tokens and context_tokens % groups[0].block:
+        raise CompileError(
+            f"--context-tokens {context_tokens}: must be a multiple of {groups[0].block}, {engine}'s KV block"
+        )
 
 
 def _shown(key: str, value: Any) -> str:

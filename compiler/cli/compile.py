@@ -44,6 +44,9 @@ def command(
     max_context: Annotated[
         int | None, typer.Option(help="Longest sequence; default the model's own.")
     ] = None,
+    block: Annotated[
+        int, typer.Option(help="Tokens of a KV block: 8, 16, 32 or 64.", metavar="8|16|32|64")
+    ] = 16,
     isa: Annotated[
         str | None,
         typer.Option(
@@ -98,6 +101,7 @@ def command(
             target=target or "cpu",
             dtype=dtype,
             max_context=max_context,
+            block=block,
             isa=None if isa is None else [level.strip() for level in isa.split(",")],
             invariant=invariant,
             weights=not no_weights,

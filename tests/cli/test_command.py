@@ -100,6 +100,7 @@ def test_help_imports_nothing_slow() -> None:
         (["compile", "docs", "-o", "x.octavo", "--max-context", "99999999999"], "octavo: --max-context"),
         (["compile", "docs", "-o", "x.octavo", "--dtype", "f8"], "octavo: --dtype f8"),
         (["compile", "docs", "-o", "x.octavo", "--target", "abacus"], "octavo: --target abacus"),
+        (["compile", "docs", "-o", "x.octavo", "--block", "12"], "octavo: --block 12"),
     ],
 )
 def test_a_users_mistake_is_one_line_and_exit_code_two(here: Run, args: list[str], message: str) -> None:
