@@ -11,12 +11,14 @@ from runtime.errors import ArtifactError, EngineError, OctavoError, RequestError
 from runtime.generate import generate
 from runtime.load import load
 from runtime.log import LogEntry
+from runtime.memory_plan import MemoryPlan
+from runtime.memory_target import plan
 from runtime.request import Request
 from runtime.sampling import Sampling
 from runtime.stats import Stats
 
 __all__ = [
-    "Artifact", "ArtifactError", "Completion", "Engine", "EngineError", "Event", "LogEntry", "OctavoError",
-    "Request", "RequestError", "ResourceError", "Sampling", "Stats", "Timings", "TokenLogprob", "generate",
-    "load",
+    "Artifact", "ArtifactError", "Completion", "Engine", "EngineError", "Event", "LogEntry", "MemoryPlan",
+    "OctavoError", "Request", "RequestError", "ResourceError", "Sampling", "Stats", "Timings", "TokenLogprob",
+    "generate", "load", "plan",
 ]  # fmt: skip

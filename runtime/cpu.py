@@ -172,7 +172,8 @@ class CpuExecutor:
         self._sampling: SampleCall | None = None
         self._closing = threading.Event()
         self._mover = threading.Thread(target=self._move_weights, name="octavo-weights", daemon=True)
-        if self._weights.deserve_copy:
+        held = [self._arena, self._logits, *self._pools, *self._places]
+        if self._weights.deserve_copy(sum(array.nbytes for array in held)):
             self._mover.start()
 
     def _open(self, threads: int) -> int:

@@ -107,8 +107,8 @@ class Engine:
         timeout_s: float | None = None,
     ) -> Request:
         """See Request.fork. Its priority and its salt are the parent's."""
-        if not 0 <= sample < len(parent.sequences):
-            todo = f"Use 0 to {len(parent.sequences) - 1}"
+        if not 0 <= sample < parent.sampling.n:
+            todo = f"Use 0 to {parent.sampling.n - 1}"
             raise RequestError(f"there is no sample {sample}", where="fork", todo=todo)
         sampling = sampling or replace(parent.sampling, seed=None, n=1)
         ids, seq = parent.tokens(sample), parent.sequences[sample]
@@ -120,6 +120,8 @@ class Engine:
         ids = np.concatenate([ids[:common], more])
         service = replace(parent.service, timeout_s=timeout_s)
         self._check(ids, sampling, service)
+        if parent.sampling.beams > 1:  # nobody else knows what its sequences hold beyond the prompt
+            common = seq.prompt_tokens
         return self.enqueue(ids, sampling, parent.prompt_index, service, (seq, common))
 
     def enqueue(
@@ -151,7 +153,7 @@ class Engine:
         request = Request(
             sampling,
             fresh_seed() if sampling.seed is None else sampling.seed,
-            [self._sequence((*order, i), ids, sampling, service, kept) for i in range(sampling.n)],
+            [self._sequence((*order, i), ids, sampling, service, kept) for i in range(sampling.num_sequences)],
             self._ends(sampling),
             self,
             service=service,

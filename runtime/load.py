@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from runtime import machine
@@ -13,20 +11,17 @@ from runtime.cpu import CpuExecutor
 from runtime.engine import Engine
 from runtime.errors import ResourceError
 from runtime.executor import Executor
-from runtime.kv.budget import plan_blocks
 from runtime.kv.cache import Cache
 from runtime.kv.group import Group
 from runtime.kv.swap import Swap
-from runtime.manifest import CpuTarget, GpuTarget, KVGroup
-from runtime.scheduler import Limits
+from runtime.manifest import CpuTarget, GpuTarget
+from runtime.memory_budget import Asked
+from runtime.memory_plan import MemoryPlan
+from runtime.memory_target import choose_target, plan_cpu, plan_gpu
 from runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from runtime.gpu.executor import GpuExecutor
-
-DEVICE_SHARE = 0.9  # for the KV cache, of what weights and arena leave of a device's memory
-
-Plan = Callable[..., list[int]]  # blocks per group: plan_blocks, but for what it is a share of
 
 
 def load(
@@ -48,85 +43,57 @@ def load(
 
     target: one that it was compiled for; default, the best that this machine can run: a GPU's, else the
     CPU's. threads: of the CPU target; default, the cores this process may use. kv_blocks: blocks in every KV
-    group; kv_memory: bytes instead, or a text like "2GiB"; default, half of the memory that the weights leave
-    free (nine tenths of a GPU's), or less if max_requests (64) requests of the whole context need less.
-    swap_memory: the host's for blocks of preempted requests, which are else computed again. max_step_tokens
-    (512): tokens computed at once, over all requests. verify="fast" does not hash the weights. digest: what
-    the manifest's digest must be. isa: of the CPU target, a kernel by name instead of the best that fits.
-    Raises ArtifactError, ResourceError.
+    group; kv_memory: bytes instead, a text like "2GiB", or a share of what weights, workspace and swap leave
+    free, like "40%"; default, "50%" ("90%" of a GPU's), or less if max_requests (64) requests of the whole
+    context need less. swap_memory: the host's for blocks of preempted requests, which are else computed
+    again. max_step_tokens (512): tokens computed at once, over all requests. verify="fast" does not hash the
+    weights. digest: what the manifest's digest must be. isa: of the CPU target, a kernel by name instead of
+    the best that fits.
+    Raises ArtifactError, and ResourceError before any memory is taken that is not there; Engine.memory is the
+    plan, which `plan` gives without loading.
     """
-    limits = Limits(
-        _count("max_step_tokens", max_step_tokens, Limits.max_step_tokens),
-        _count("max_requests", max_requests, Limits.max_requests),
-    )
-    num_threads = _count("threads", threads, machine.default_threads())
+    num_threads = machine.default_threads() if threads is None else threads
+    asked = Asked.of(kv_blocks, kv_memory, max_step_tokens, max_requests, swap_memory, num_threads)
     artifact = Artifact.open(path, verify=verify, digest=digest)
-    found = artifact.target(_choose(artifact) if target is None else target)
-    model, groups = artifact.manifest.model, artifact.manifest.kv_groups
-    plan = partial(plan_blocks, groups, limits, model.max_context, kv_blocks, kv_memory)
-    places = _places(groups, swap_memory)
+    found = artifact.target(choose_target(artifact) if target is None else target)
     if isinstance(found, CpuTarget):
-        executor, counts = _open_cpu(artifact, limits, plan, places, num_threads, isa)
+        executor, memory = _open_cpu(artifact, asked, num_threads, isa)
     elif isa is None:
-        executor, counts = _open_gpu(artifact, found, limits, plan, places)
+        executor, memory = _open_gpu(artifact, found, asked)
     else:
         todo = "Leave it out, or load for the target cpu"
         raise ResourceError(f"isa = {isa!r} with the target {found.name}", todo=todo)
     cache = Cache(
-        [Group(count, group.window) for count, group in zip(counts, groups, strict=True)],
-        block=groups[0].block if groups else 16,
+        [Group(group.blocks, group.window) for group in memory.groups],
+        block=memory.groups[0].block if memory.groups else 16,
         prefix_cache=prefix_cache,
         salt=os.urandom(16),
     )
-    return Engine(executor, model, cache, limits, Tokenizer.of(artifact), Swap(cache, places))
+    model, swap = artifact.manifest.model, Swap(cache, memory.swap_blocks)
+    return Engine(executor, model, cache, asked.limits, Tokenizer.of(artifact), swap, memory)
 
 
-def _choose(artifact: Artifact) -> str:
-    """The best target that this machine can run; where it can run none, one that says what it needs."""
-    targets = artifact.manifest.targets
-    gpus = [target for target in targets.values() if isinstance(target, GpuTarget)]
-    if gpus:
-        from runtime.gpu.targets import best
-
-        found = best(artifact, gpus)
-        if found is not None:
-            return found.name
-    interpreted = [target.name for target in gpus if target.backend == "interpret"]
-    return "cpu" if "cpu" in targets or not targets else next(iter([*interpreted, *targets]))
+def _open_cpu(artifact: Artifact, asked: Asked, threads: int, isa: str | None) -> tuple[Executor, MemoryPlan]:
+    artifact.weights()  # there are some
+    memory = plan_cpu(artifact, asked)
+    memory.check()
+    swap_blocks = memory.swap_blocks
+    return CpuExecutor(
+        artifact, asked.limits, memory.num_blocks, threads, isa, swap_blocks=swap_blocks
+    ), memory
 
 
-def _open_cpu(
-    artifact: Artifact, limits: Limits, plan: Plan, places: int, threads: int, isa: str | None
-) -> tuple[Executor, list[int]]:
-    counts = plan(held=artifact.manifest.files[artifact.weights()].bytes)
-    return CpuExecutor(artifact, limits, counts, threads, isa, swap_blocks=places), counts
-
-
-def _open_gpu(
-    artifact: Artifact, target: GpuTarget, limits: Limits, plan: Plan, places: int
-) -> tuple[GpuExecutor, list[int]]:
+def _open_gpu(artifact: Artifact, target: GpuTarget, asked: Asked) -> tuple[GpuExecutor, MemoryPlan]:
     from runtime.gpu.executor import GpuExecutor  # not loaded where there are none
-    from runtime.gpu.targets import open_target
+    from runtime.gpu.targets import open_device, place_of, read_compiled
 
-    device, compiled = open_target(artifact, target)
+    device, kernels = open_device(artifact, target)
     try:
-        held = compiled.needs(limits, [0] * len(compiled.groups)).total
-        share = {} if target.backend == "interpret" else {"share": DEVICE_SHARE}
-        counts = plan(held=held, free=device.free_memory(), **share)
+        memory = plan_gpu(artifact, target, asked, place_of(device, target))
+        memory.check()
+        compiled = read_compiled(artifact, target, kernels)
     except BaseException:
         device.close()
         raise
-    return GpuExecutor(device, compiled, limits, counts, swap_blocks=places), counts
-
-
-def _places(groups: Sequence[KVGroup], swap_memory: int | str) -> int:
-    """Blocks of every group that the host has room for."""
-    return machine.parse_bytes(swap_memory) // max(1, sum(group.block_bytes for group in groups))
-
-
-def _count(name: str, value: int | None, default: int) -> int:
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**20:
-        raise ResourceError(f"{name} = {value!r}", todo="Use an integer from 1 to 1048576")
-    return value
+    swap_blocks = memory.swap_blocks
+    return GpuExecutor(device, compiled, asked.limits, memory.num_blocks, swap_blocks=swap_blocks), memory

@@ -39,12 +39,16 @@ class Model:
 
 @dataclass(frozen=True)
 class KVGroup:
-    """Layers that share tables and a block pool. window: keys at or below q - window are never read."""
+    """Layers that share tables and a block pool. window: keys at or below q - window are never read.
+
+    block_bytes: of all layers, as bytes_per_token is, rounded up to 64.
+    """
 
     layers: int
     window: int | None
     block: int
     block_bytes: int
+    bytes_per_token: int
 
 
 @dataclass(frozen=True)
@@ -284,7 +288,7 @@ def _group(fields: Fields) -> KVGroup:
     block_bytes = fields.integer("block_bytes", need * block)
     if block_bytes % 64:
         raise fields.bad("block_bytes", "a multiple of 64")
-    return KVGroup(layers, fields.optional("window", 1), block, block_bytes)
+    return KVGroup(layers, fields.optional("window", 1), block, block_bytes, need)
 
 
 def _stream_bytes(stream: Fields) -> int:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import struct
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from threading import Event
+from typing import BinaryIO
 
 import numpy as np
 
@@ -36,22 +38,16 @@ class Weights:
 
     def __init__(self, path: Path, order: Sequence[str]) -> None:
         with open(path, "rb") as file:
-            size = path.stat().st_size
-            if size < 8:
-                raise ArtifactError("too short for a safetensors file", where=str(path), todo=_AGAIN)
-            data = np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
-        spans = _spans(data, str(path))
-        lacks = [name for name in order if name not in spans]
-        if lacks:
-            found = f"{len(lacks)} tensors are missing, the first is {lacks[0]!r}"
-            raise ArtifactError(found, where=str(path), todo=_AGAIN)
-        self._file, self._spans = data, [slice(*spans[name]) for name in order]
-        self._place(data)
+            self._spans = [slice(*span) for span in _ordered_spans(file, str(path), order)]
+            mapped = mmap.mmap(file.fileno(), os.fstat(file.fileno()).st_size, access=mmap.ACCESS_READ)
+        self._file = np.frombuffer(mapped, np.uint8)
+        self._place(self._file)
 
-    @property
-    def deserve_copy(self) -> bool:
-        """Whether huge pages may be had, and memory is there for a copy in them."""
-        return machine.has_huge_pages() and self._file.size < machine.free_memory() * COPY_SHARE
+    def deserve_copy(self, taken: int) -> bool:
+        """Whether huge pages may be had, and memory is there for a copy in them beside `taken` bytes that the
+        system counts as free still."""
+        free = machine.free_memory() - taken
+        return machine.has_huge_pages() and self._file.size < free * COPY_SHARE
 
     def copy(self, stop: Event) -> np.ndarray | None:
         """The file in memory of huge pages, for move_to(); None if stopped, or where a limit on the process's
@@ -82,15 +78,34 @@ class Weights:
         self._file, self.tensors, self.addresses = np.empty(0, np.uint8), [], []
 
 
-def _spans(data: np.ndarray, where: str) -> dict[str, tuple[int, int]]:
+def tensor_bytes(path: Path, order: Sequence[str]) -> list[int]:
+    """Of each of these tensors. Only the file's header is read."""
+    with open(path, "rb") as file:
+        return [end - begin for begin, end in _ordered_spans(file, str(path), order)]
+
+
+def _ordered_spans(file: BinaryIO, where: str, order: Sequence[str]) -> list[tuple[int, int]]:
+    """(begin, end) of these tensors in the file."""
+    spans = _spans(file, where)
+    lacks = [name for name in order if name not in spans]
+    if lacks:
+        found = f"{len(lacks)} tensors are missing, the first is {lacks[0]!r}"
+        raise ArtifactError(found, where=where, todo=_AGAIN)
+    return [spans[name] for name in order]
+
+
+def _spans(file: BinaryIO, where: str) -> dict[str, tuple[int, int]]:
     """(begin, end) of each tensor in the file."""
-    (length,) = struct.unpack("<Q", data[:8].tobytes())
+    size = os.fstat(file.fileno()).st_size
+    if size < 8:
+        raise ArtifactError("too short for a safetensors file", where=where, todo=_AGAIN)
+    (length,) = struct.unpack("<Q", file.read(8))
     start = 8 + length
-    if length > MAX_HEADER or start > data.size:
-        raise ArtifactError(f"a header of {length} bytes in a file of {data.size}", where=where, todo=_AGAIN)
-    header = Fields(parse_json(data[8:start].tobytes(), where), where)
+    if length > MAX_HEADER or start > size:
+        raise ArtifactError(f"a header of {length} bytes in a file of {size}", where=where, todo=_AGAIN)
+    header = Fields(parse_json(file.read(length), where), where)
     names = [name for name in header.value if name != "__metadata__"]
-    spans = {name: _span(header.object(name), start, data.size) for name in names}
+    spans = {name: _span(header.object(name), start, size) for name in names}
     _check_disjoint(spans, where)
     return spans
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from runtime.gpu.bounds import Room
 from runtime.gpu.device import KernelSpec
-from runtime.gpu.memory import Needs, weight_offsets
+from runtime.gpu.memory import count_workspace, table_width, weight_offsets
 from runtime.gpu.plan import Plan
-from runtime.gpu.sampler import SECTIONS, sampler_bytes, sampler_room
-from runtime.gpu.steps import step_bytes, step_room
+from runtime.gpu.sampler import SECTIONS, sampler_room
+from runtime.gpu.steps import step_room
 from runtime.manifest import KVGroup, Model
+from runtime.memory_plan import MemoryPlan, Place
 from runtime.scheduler import Limits
 from runtime.weights import Weights
 
@@ -30,7 +31,7 @@ class Compiled:
     @property
     def table_width(self) -> int:
         """Blocks of a request of the whole context."""
-        return -(-self.model.max_context // self.block)
+        return table_width(self.model, self.groups)
 
     @property
     def block(self) -> int:
@@ -40,17 +41,19 @@ class Compiled:
     def buffer_bytes(self, limits: Limits) -> list[int]:
         return self.plan.buffer_bytes(limits.max_step_tokens, limits.max_requests, limits.max_rows)
 
-    def needs(self, limits: Limits, num_blocks: Sequence[int]) -> Needs:
-        """Device memory for steps up to the limits, over so many blocks of each group."""
+    def memory(self, limits: Limits, num_blocks: Sequence[int], place: Place) -> MemoryPlan:
+        """What is taken of a device for steps up to the limits, over so many blocks of each group."""
         _, weight_bytes = weight_offsets([tensor.size for tensor in self.weights.tensors])
-        blocks = zip(num_blocks, self.groups, strict=True)
-        return Needs(
-            weights=weight_bytes,
-            arena=sum(self.buffer_bytes(limits)),
-            logits=limits.max_rows * self.model.vocab_size * 4,
-            cache=sum(count * group.block_bytes for count, group in blocks),
-            inputs=step_bytes(limits, len(self.groups), self.table_width)
-            + sampler_bytes(limits.max_rows, self.model.vocab_size, self.plan.sample_scratch),
+        return MemoryPlan.of(
+            self.groups,
+            num_blocks,
+            target=self.target,
+            place=place,
+            limits=limits,
+            max_context=self.model.max_context,
+            weight_bytes=weight_bytes,
+            workspace=count_workspace(self.plan, limits, self.model, self.groups),
+            swap_blocks=0,
         )
 
     def rooms(self, limits: Limits, num_blocks: Sequence[int]) -> Mapping[str, Room]:

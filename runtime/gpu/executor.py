@@ -21,6 +21,7 @@ from runtime.gpu.memory import upload_weights, weight_offsets
 from runtime.gpu.program import Memory, Program
 from runtime.gpu.sampler import GpuSampler, sampler_given
 from runtime.gpu.steps import Steps, Tables, step_given
+from runtime.memory_plan import Place
 from runtime.scheduler import Limits
 from runtime.step import Step
 
@@ -61,7 +62,8 @@ class GpuExecutor:
         buckets: Sequence[int] | None,
         swap_blocks: int,
     ) -> None:
-        compiled.needs(limits, num_blocks).check(device.free_memory(), device.name)
+        place = Place(device.name, device.free_memory(), None)
+        compiled.memory(limits, num_blocks, place).check()
         program = self._program(device, compiled, limits)
         check_bounds(compiled.plan, compiled.kernels, compiled.rooms(limits, num_blocks))
         self._pools = [

@@ -3,43 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from runtime.errors import ResourceError
 from runtime.gpu.device import Array, Device
+from runtime.gpu.plan import Plan
+from runtime.gpu.sampler import sampler_bytes
+from runtime.gpu.steps import step_bytes
+from runtime.manifest import KVGroup, Model
+from runtime.memory_plan import Workspace
+from runtime.scheduler import Limits
 from runtime.weights import Weights
 
 ALIGNMENT = 256  # of every weight, as of what a device allocates
 PIECE_BYTES = 16 << 20  # of weights that are copied at once
 
 
-@dataclass(frozen=True)
-class Needs:
-    """Bytes of device memory, by what they are for."""
-
-    weights: int
-    arena: int
-    logits: int
-    cache: int
-    inputs: int
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.arena + self.logits + self.cache + self.inputs
-
-    def check(self, free: int, name: str) -> None:
-        """Raises ResourceError where a device has less free."""
-        if self.total > free:
-            raise ResourceError(
-                f"{name} has {_mib(free)} MiB of memory free; this takes {_mib(self.total)}: weights "
-                f"{_mib(self.weights)}, arena {_mib(self.arena)}, logits {_mib(self.logits)}, KV cache "
-                f"{_mib(self.cache)}, inputs {_mib(self.inputs)}",
-                todo="Use smaller kv_memory, max_step_tokens or max_requests, or free memory",
-            )
+def count_workspace(plan: Plan, limits: Limits, model: Model, groups: Sequence[KVGroup]) -> Workspace:
+    """Device memory for steps up to the limits, beside weights and blocks."""
+    rows = limits.max_rows
+    return Workspace(
+        arena=sum(plan.buffer_bytes(limits.max_step_tokens, limits.max_requests, rows)),
+        logits=rows * model.vocab_size * 4,
+        sampler=sampler_bytes(rows, model.vocab_size, plan.sample_scratch),
+        inputs=step_bytes(limits, len(groups), table_width(model, groups)),
+    )
 
 
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:,.1f}"
+def table_width(model: Model, groups: Sequence[KVGroup]) -> int:
+    """Blocks of a request of the whole context."""
+    return -(-model.max_context // groups[0].block) if groups else 1
 
 
 def weight_offsets(sizes: Sequence[int]) -> tuple[list[int], int]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import PurePosixPath
 
+from runtime import machine
 from runtime.artifact import Artifact
 from runtime.errors import ResourceError
 from runtime.gpu.compiled import Compiled
@@ -19,6 +20,7 @@ from runtime.gpu.plan import Plan
 from runtime.gpu.rebuild import rebuilt
 from runtime.gpu.vendor import Api, Unavailable
 from runtime.manifest import GpuTarget
+from runtime.memory_plan import DEVICE_PERCENT, Place
 from runtime.weights import Weights
 
 FIRST_OF_ITS_OWN = 90  # from compute capability 9.0 on, binaries are of one architecture alone
@@ -66,19 +68,50 @@ def best(artifact: Artifact, targets: Sequence[GpuTarget]) -> GpuTarget | None:
 
 def open_target(artifact: Artifact, target: GpuTarget) -> tuple[Device, Compiled]:
     """Raises ResourceError where this machine lacks what the target needs."""
-    weights_file = artifact.path(artifact.weights(target.name))
-    plan = Plan.parse(artifact.read(target.plan), target.plan)
-    device, kernels = _open(artifact, target)
+    device, kernels = open_device(artifact, target)
     try:
-        weights = Weights(weights_file, target.weight_order)
+        return device, read_compiled(artifact, target, kernels)
     except BaseException:
         device.close()
         raise
+
+
+def read_compiled(artifact: Artifact, target: GpuTarget, kernels: Sequence[KernelSpec]) -> Compiled:
+    """What the device runs, its weights mapped. kernels: as open_device found them."""
+    plan = Plan.parse(artifact.read(target.plan), target.plan)
+    weights = Weights(artifact.path(artifact.weights(target.name)), target.weight_order)
     manifest = artifact.manifest
-    return device, Compiled(target.name, plan, kernels, weights, manifest.model, manifest.kv_groups)
+    return Compiled(target.name, plan, kernels, weights, manifest.model, manifest.kv_groups)
 
 
-def _open(artifact: Artifact, target: GpuTarget) -> tuple[Device, Sequence[KernelSpec]]:
+def place_of(device: Device, target: GpuTarget) -> Place:
+    """Where the target's memory is taken: the interpreter's is the host's."""
+    if target.backend == "interpret":
+        return Place("the host", device.free_memory())
+    return Place(device.name, device.free_memory(), machine.free_memory(), DEVICE_PERCENT)
+
+
+def find_place(target: GpuTarget) -> tuple[Place, str | None]:
+    """The place of a target that is not opened, and what is unknown where its device is not here."""
+    if target.backend == "interpret":
+        return Place.host(), None
+    try:
+        device = DriverDevice(find_api(target.backend))
+    except Unavailable as error:
+        place = Place(f"a device of {target.name}", None, machine.free_memory(), DEVICE_PERCENT)
+        return (
+            place,
+            f"the device's free memory ({error}): a share of it is planned as enough for all requests",
+        )
+    try:
+        return place_of(device, target), None
+    finally:
+        device.close()
+
+
+def open_device(artifact: Artifact, target: GpuTarget) -> tuple[Device, Sequence[KernelSpec]]:
+    """The device, of which nothing is taken yet, and the kernels that it runs. Raises ResourceError."""
+    artifact.weights(target.name)  # there are some
     if target.backend == "interpret":
         return InterpretedDevice(artifact.path(target.source)), _kernels(artifact, target)
     try:

@@ -278,5 +278,5 @@ def compiled(
     weights: Weights, windows: Sequence[int | None], max_context: int, raw: dict[str, Any]
 ) -> Compiled:
     plan = Plan.parse(json.dumps(raw).encode(), "plan.json")
-    groups = [KVGroup(1, window, BLOCK, BLOCK * TOKEN_BYTES) for window in windows]
+    groups = [KVGroup(1, window, BLOCK, BLOCK * TOKEN_BYTES, TOKEN_BYTES) for window in windows]
     return Compiled("fake", plan, specs(raw), weights, Model("f32", VOCAB, max_context, None, ()), groups)

@@ -19,6 +19,7 @@ from runtime.gpu.steps import Tables, decode_buckets
 from runtime.kv.cache import Cache
 from runtime.kv.group import Group
 from runtime.kv.swap import Swap
+from runtime.memory_plan import Place
 from runtime.scheduler import Limits
 from runtime.step import Step
 from runtime.weights import Weights
@@ -256,17 +257,18 @@ def test_blocks_come_back_from_the_host(weights):
 
 def test_memory_is_refused_before_any_is_taken(weights):
     what = compiled(Weights(weights, ["w"]), (None,), CONTEXT, raw_plan(1))
-    needs = what.needs(Limits(40, 11, 5), [4000])
-    assert needs.cache == 4000 * 16 * 16 and needs.logits == 16 * VOCAB * 4 and needs.arena == 48 + 16
-    device = FakeDevice({}, free=needs.total - 1)
-    with pytest.raises(ResourceError, match=r"1\.\d MiB of memory free; .* KV cache 1.0, inputs 0.\d\. Use"):
+    plan = what.memory(Limits(40, 11, 5), [4000], Place("a device", None))
+    assert plan.kv_bytes == 4000 * 16 * 16
+    assert plan.workspace.logits == 16 * VOCAB * 4 and plan.workspace.arena == 48 + 16
+    device = FakeDevice({}, free=plan.total_bytes - 1)
+    with pytest.raises(ResourceError, match=r"KiB of memory free; .* KV cache 1,000.0 KiB\. Lower kv_memory"):
         GpuExecutor(device, what, Limits(40, 11, 5), [4000])
     assert device.closed and device.counts == {}
 
 
 def test_what_is_taken_is_what_was_counted(weights):
     what = compiled(Weights(weights, ["w"]), (None,), CONTEXT, raw_plan(1))
-    total = what.needs(Limits(40, 11, 5), [44]).total
+    total = what.memory(Limits(40, 11, 5), [44], Place("a device", None)).total_bytes
     device, _, executor = opened(weights, Limits(40, 11, 5), [44], free=total)
     assert device.free_bytes == 0
     executor.close()

@@ -9,9 +9,6 @@ import sys
 import pytest
 
 from runtime import ResourceError, machine
-from runtime.kv.budget import plan_blocks
-from runtime.manifest import KVGroup
-from runtime.scheduler import Limits
 
 
 def test_features_are_read_in_one_spelling():
@@ -48,41 +45,6 @@ def test_sizes(text, size):
 def test_what_is_no_size(text):
     with pytest.raises(ResourceError, match="not a size"):
         machine.parse_bytes(text)
-
-
-FULL, WINDOW = KVGroup(4, None, 16, 1024), KVGroup(4, 64, 16, 512)
-LIMITS = Limits(max_step_tokens=32, max_requests=4)
-
-
-def test_memory_is_shared_by_need():
-    # one request of 1024 tokens: 64 blocks in the full group; (64 + 32) / 16 + 1 = 7 in the window group
-    full, window = plan_blocks([FULL, WINDOW], LIMITS, 1024, kv_memory=64 * 1024 + 7 * 512)
-    assert (full, window) == (64, 7)
-    assert plan_blocks([FULL, WINDOW], LIMITS, 1024, kv_memory="1GiB") == [4 * 64, 4 * 7]
-    assert plan_blocks([FULL, WINDOW], LIMITS, 1024, kv_blocks=9) == [9, 9]
-    assert plan_blocks([FULL], LIMITS, 1024, kv_memory=10 * 1024 + 5) == [10]
-
-
-def test_the_default_is_a_share_of_free_memory(monkeypatch):
-    monkeypatch.setattr(machine, "free_memory", lambda: 20 * 1024)
-    assert plan_blocks([FULL], LIMITS, 1024) == [10]
-    monkeypatch.undo()
-    assert machine.free_memory() > 1 << 20 and plan_blocks([FULL], LIMITS, 1024) == [256]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (dict(kv_memory=1000), "1000 bytes .* one block of every group .1024 bytes; .* takes 65536"),
-        (dict(kv_blocks=0), "kv_blocks = 0"),
-        (dict(kv_blocks=True), "kv_blocks = True"),
-        (dict(kv_blocks=1, kv_memory=1), "both"),
-        (dict(kv_blocks=2**30), "32-bit"),
-    ],
-)
-def test_what_cannot_be_planned_is_refused_with_the_numbers(options, said):
-    with pytest.raises(ResourceError, match=said):
-        plan_blocks([FULL], LIMITS, 1024, **options)
 
 
 def test_importing_the_runtime_is_light():

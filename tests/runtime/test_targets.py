@@ -20,8 +20,8 @@ from runtime.gpu import rebuild, targets
 from runtime.gpu.kernels import parse_kernels
 from runtime.gpu.targets import best, runs
 from runtime.gpu.vendor import Unavailable
-from runtime.load import _choose
 from runtime.manifest import GpuTarget
+from runtime.memory_target import choose_target
 from tests.runtime import made
 from tests.runtime.fake_device import raw_plan
 
@@ -101,13 +101,13 @@ def test_binaries_run_on_their_own_architecture(binary, device, fits):
 )
 def test_the_best_target_is_chosen(tmp_path, monkeypatch, names, here, chosen):
     machine(monkeypatch, **here)
-    assert _choose(artifact(tmp_path, *names)) == chosen
+    assert choose_target(artifact(tmp_path, *names)) == chosen
 
 
 def test_a_gpu_that_needs_a_rebuild_is_chosen_where_that_can_be_done(tmp_path, monkeypatch):
     machine(monkeypatch, triton=True, cuda="sm_100")
-    assert _choose(artifact(tmp_path / "a", "hip:gfx942", "cuda:sm_90")) == "cuda:sm_90"
-    assert _choose(artifact(tmp_path / "b", "hip:gfx942")) == "cpu"
+    assert choose_target(artifact(tmp_path / "a", "hip:gfx942", "cuda:sm_90")) == "cuda:sm_90"
+    assert choose_target(artifact(tmp_path / "b", "hip:gfx942")) == "cpu"
 
 
 LARGE = [KERNEL, KERNEL | {"name": "norm.1", "shared_bytes": (99 << 10) + 1}]
@@ -116,7 +116,7 @@ LARGE = [KERNEL, KERNEL | {"name": "norm.1", "shared_bytes": (99 << 10) + 1}]
 def test_a_gpu_with_less_shared_memory_than_kernels_take_needs_a_rebuild(tmp_path, monkeypatch):
     machine(monkeypatch, cuda="sm_86")
     found = artifact(tmp_path / "tiny.octavo", "cuda:sm_80", kernels=LARGE)
-    assert _choose(found) == "cpu"
+    assert choose_target(found) == "cpu"
     with pytest.raises(ArtifactError, match="no binaries for a GPU of sm_86 .*, and Triton is not here"):
         runtime.load(found.root, target="cuda:sm_80")
     with pytest.raises(NotRun, match="the GPU here is sm_86"):
@@ -124,7 +124,7 @@ def test_a_gpu_with_less_shared_memory_than_kernels_take_needs_a_rebuild(tmp_pat
     machine(monkeypatch, triton=True, cuda="sm_86")
     monkeypatch.setattr(targets, "DriverDevice", FakeDriverDevice)
     commands = builds(monkeypatch, tmp_path / "cache")
-    assert _choose(found) == "cuda:sm_80"
+    assert choose_target(found) == "cuda:sm_80"
     target = found.target("cuda:sm_80")
     assert isinstance(target, GpuTarget)
     _, compiled = targets.open_target(found, target)
@@ -137,7 +137,7 @@ def test_a_gpu_with_as_much_shared_memory_runs_the_binaries(tmp_path, monkeypatc
     monkeypatch.setattr(targets, "DriverDevice", FakeDriverDevice)
     fitting = [KERNEL | {"shared_bytes": 99 << 10}]
     found = artifact(tmp_path / "tiny.octavo", "cuda:sm_80", kernels=fitting)
-    assert _choose(found) == "cuda:sm_80"
+    assert choose_target(found) == "cuda:sm_80"
     target = found.target("cuda:sm_80")
     assert isinstance(target, GpuTarget)
     _, compiled = targets.open_target(found, target)
@@ -146,9 +146,9 @@ def test_a_gpu_with_as_much_shared_memory_runs_the_binaries(tmp_path, monkeypatc
 
 def test_where_nothing_runs_a_target_says_what_it_needs(tmp_path, monkeypatch):
     machine(monkeypatch)
-    assert _choose(artifact(tmp_path / "a", "cuda:sm_90", cpu=False)) == "cuda:sm_90"
+    assert choose_target(artifact(tmp_path / "a", "cuda:sm_90", cpu=False)) == "cuda:sm_90"
     both = artifact(tmp_path / "b", "cuda:sm_90", "triton-interpret", cpu=False)
-    assert _choose(both) == "triton-interpret"
+    assert choose_target(both) == "triton-interpret"
     assert best(both, []) is None
 
 

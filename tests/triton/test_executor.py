@@ -15,8 +15,6 @@ import pytest
 
 from codegen.kv_block import block_bytes
 from runtime import ArtifactError, Sampling, sampler
-from runtime.kv.cache import Cache
-from runtime.kv.group import Group
 from runtime.engine import Engine
 from runtime.executor import SampleArgs
 from runtime.gpu.compiled import Compiled
@@ -24,6 +22,8 @@ from runtime.gpu.device import KernelSpec
 from runtime.gpu.executor import GpuExecutor
 from runtime.gpu.interpret import InterpretedDevice
 from runtime.gpu.plan import Plan
+from runtime.kv.cache import Cache
+from runtime.kv.group import Group
 from runtime.manifest import KVGroup, Model
 from runtime.scheduler import Limits
 from runtime.step import Step
@@ -61,7 +61,9 @@ def opened(model: TritonModel, folder: Path, buckets: Sequence[int] | None = Non
         KernelSpec(k.name, k.function, k.function, k.signature, k.constants, k.num_warps, 0, None)
         for k in generated.kernels
     ]
-    groups = [KVGroup(kv.layers, kv.window, kv.block, block_bytes(kv)) for kv in model.states]
+    groups = [
+        KVGroup(kv.layers, kv.window, kv.block, block_bytes(kv), kv.bytes_per_token) for kv in model.states
+    ]
     compiled = Compiled(
         target="triton-interpret",
         plan=Plan.parse(json.dumps(generated.plan).encode(), "plan.json"),

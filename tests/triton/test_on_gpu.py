@@ -77,7 +77,7 @@ def check(target: triton.Device, folder: Path, api: Api | None) -> None:
         for w in generated.weights
     ]
     states = [v.type for v in lowered.inputs if isinstance(v.type, KV)]
-    groups = [KVGroup(kv.layers, kv.window, kv.block, block_bytes(kv)) for kv in states]
+    groups = [KVGroup(kv.layers, kv.window, kv.block, block_bytes(kv), kv.bytes_per_token) for kv in states]
     plan = Plan.parse(json.dumps(generated.plan).encode(), "plan.json")
     model = Model("f32", V, 1024, None, ())
     compiled = Compiled(target.target, plan, specs, cast(Any, _Held(packed)), model, groups)

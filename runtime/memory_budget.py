@@ -1,0 +1,81 @@
+"""A place's memory, divided as load() was asked to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from runtime import machine
+from runtime.errors import ResourceError
+from runtime.kv.budget import Budget, plan_blocks
+from runtime.manifest import KVGroup, Model
+from runtime.memory_plan import MemoryPlan, Place, Workspace
+from runtime.scheduler import Limits
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Options of load() that decide on memory. threads: None for the cores here."""
+
+    limits: Limits
+    budget: Budget
+    swap_bytes: int
+    threads: int | None = None
+
+    @staticmethod
+    def of(
+        kv_blocks: int | None,
+        kv_memory: int | str | None,
+        max_step_tokens: int | None,
+        max_requests: int | None,
+        swap_memory: int | str,
+        threads: int | None = None,
+    ) -> Asked:
+        """Raises ResourceError for a value that is none."""
+        limits = Limits(
+            _count("max_step_tokens", max_step_tokens, Limits.max_step_tokens),
+            _count("max_requests", max_requests, Limits.max_requests),
+        )
+        threads = None if threads is None else _count("threads", threads, 1)
+        budget = Budget.of(kv_blocks, kv_memory)
+        return Asked(limits, budget, machine.parse_bytes(swap_memory), threads)
+
+    def plan(
+        self,
+        target: str,
+        place: Place,
+        model: Model,
+        groups: Sequence[KVGroup],
+        weight_bytes: int | None,
+        workspace: Workspace,
+        unknown: Sequence[str] = (),
+    ) -> MemoryPlan:
+        """What does not fit is planned all the same: MemoryPlan.check() says so. Raises ResourceError where
+        the slots of so many blocks cannot be numbered."""
+        swap_blocks = self.swap_bytes // max(1, sum(group.block_bytes for group in groups))
+        planned = partial(
+            MemoryPlan.of,
+            groups,
+            target=target,
+            place=place,
+            limits=self.limits,
+            max_context=model.max_context,
+            weight_bytes=weight_bytes,
+            workspace=workspace,
+            swap_blocks=swap_blocks,
+            unknown=tuple(unknown),
+        )
+        held, free = planned([0] * len(groups)).total_bytes, place.free_bytes
+        kv_bytes = self.budget.within(None if free is None else free - held, place.percent)
+        counts = plan_blocks(groups, self.limits, model.max_context, self.budget.blocks, kv_bytes)
+        return planned(counts, kv_budget=kv_bytes if self.budget.blocks is None else None)
+
+
+def _count(name: str, value: int | None, default: int) -> int:
+    """The value or, where none is given, the default."""
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**20:
+        raise ResourceError(f"{name} = {value!r}", todo="Use an integer from 1 to 1048576")
+    return value

@@ -1,0 +1,133 @@
+"""The memory plan: its numbers by hand, what fits at once, and refusals before anything is taken."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime import MemoryPlan, RequestError, ResourceError, Sampling, machine
+from runtime.kv.budget import Budget, plan_blocks
+from runtime.manifest import KVGroup, Model
+from runtime.memory_budget import Asked
+from runtime.memory_plan import Place, Workspace
+from runtime.scheduler import Limits
+from tests.runtime.fake import fake_engine
+
+# 4 layers of k and v, 2 heads of 8, f32: 4 * 2 * 2 * 8 * 4 = 512 bytes a token, 8192 a block of 16
+FULL, WINDOW = KVGroup(4, None, 16, 8192, 512), KVGroup(2, 64, 16, 4096, 256)
+LIMITS = Limits(max_step_tokens=32, max_requests=4)
+MODEL = Model("f32", 100, 1024, None, ())
+WORK = Workspace(arena=1000, logits=2000, sampler=300, inputs=40)
+
+
+def planned(
+    free=10**9, groups=(FULL, WINDOW), *, host=None, kv_blocks=None, kv_memory=None, swap_memory=0
+) -> MemoryPlan:
+    asked = Asked.of(kv_blocks, kv_memory, 32, 4, swap_memory)
+    return asked.plan("cpu", Place("the host", free, host), MODEL, groups, 5000, WORK)
+
+
+def test_memory_is_shared_by_need():
+    # one request of 1024 tokens: 64 blocks in the full group; (64 + 32 + 14) / 16 + 1 = 7 in the window group
+    one = 64 * 8192 + 7 * 4096
+    assert plan_blocks([FULL, WINDOW], LIMITS, 1024, None, one) == [64, 7]
+    assert plan_blocks([FULL, WINDOW], LIMITS, 1024, None, 2**30) == [4 * 64, 4 * 7]
+    assert plan_blocks([FULL, WINDOW], LIMITS, 1024, None, None) == [4 * 64, 4 * 7]
+    assert plan_blocks([FULL, WINDOW], LIMITS, 1024, 9, None) == [9, 9]
+    assert plan_blocks([FULL], LIMITS, 1024, None, 10 * 8192 + 5) == [10]
+
+
+def test_the_sum_is_of_all_that_is_held():
+    plan = planned(kv_blocks=10, swap_memory=3 * (8192 + 4096) + 1)
+    assert plan.num_blocks == [10, 10] and plan.swap_blocks == 3
+    assert plan.kv_bytes == 10 * (8192 + 4096) and plan.swap_bytes == 3 * (8192 + 4096)
+    assert plan.total_bytes == 5000 + 3340 + 13 * (8192 + 4096)
+
+
+@pytest.mark.parametrize(
+    ("option", "want"),
+    [(None, 50), ("40%", 40), ("100%", 100), (8192 * 20, None), ("160KiB", None)],
+)
+def test_a_budget_is_bytes_or_a_share_of_what_is_left(option, want):
+    free = 5000 + 3340 + 8192 * 40
+    plan = planned(free, (FULL,), kv_memory=option)
+    assert plan.num_blocks == [20 if want is None else 40 * want // 100]
+    plan.check()
+
+
+def test_so_many_requests_fit_at_once():
+    plan = planned(kv_blocks=20)
+    # 100 tokens: 7 blocks, and of the window (64 + 32 + 14) // 16 + 1 = 7; 320: 20 and 7; 321: 21
+    assert [plan.concurrent(n) for n in (1, 100, 160, 161, 320, 321)] == [4, 2, 2, 1, 1, 0]
+    for length in (0, 1025, True, 1.5):
+        with pytest.raises(RequestError, match="length"):
+            plan.concurrent(length)
+
+
+def test_as_many_run_without_preemption_and_one_more_waits():
+    limits = Limits(64, 16)
+    counts = {"kv_blocks": 20}
+    plan = MemoryPlan.of(
+        [KVGroup(1, None, 16, 256, 16)], [20], target="cpu", place=Place("the host", None), limits=limits,
+        max_context=256, weight_bytes=0, workspace=WORK, swap_blocks=0,
+    )  # fmt: skip
+    most = plan.concurrent(65)
+    assert most == 4  # 5 blocks each
+    with fake_engine(**counts, max_step_tokens=64) as engine:
+        requests = [engine.submit([i] * 50, Sampling(max_new_tokens=16)) for i in range(most)]
+        for request in requests:
+            request.result()
+        assert engine.stats().preemptions == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (dict(kv_memory=1000), "1000 bytes .* one block of every group .12288 bytes; .* takes 552960"),
+        (
+            dict(kv_blocks=1000),
+            "97.7 KiB of memory free; this takes 11.7 MiB: weights 4.9 KiB, .*Lower kv_m",
+        ),
+        (dict(kv_blocks=1, swap_memory="1MiB"), "Lower swap_memory"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_numbers(options, said):
+    plan = planned(100_000, **options)
+    with pytest.raises(ResourceError, match=said):
+        plan.check()
+    assert plan.refusal and plan.refusal in plan.text() and plan.as_json()["refusal"] == plan.refusal
+
+
+def test_swapped_blocks_of_a_device_are_the_hosts():
+    plan = planned(100_000, host=8000, kv_blocks=1, swap_memory="1MiB")
+    assert plan.total_bytes == 5000 + 3340 + 12288
+    with pytest.raises(ResourceError, match="the host has 7.8 KiB of memory free; swap takes 1,020.0 KiB"):
+        plan.check()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (dict(kv_blocks=0), "kv_blocks = 0"),
+        (dict(kv_blocks=True), "kv_blocks = True"),
+        (dict(kv_blocks=1, kv_memory=1), "both"),
+        (dict(kv_memory="0%"), "share"),
+        (dict(kv_memory="101%"), "share"),
+        (dict(kv_memory="x%"), "share"),
+        (dict(kv_memory=True), "not a size"),
+    ],
+)
+def test_what_is_no_budget(options, said):
+    with pytest.raises(ResourceError, match=said):
+        Budget.of(**options)
+
+
+def test_slots_are_numbered_in_32_bits():
+    with pytest.raises(ResourceError, match="32-bit"):
+        plan_blocks([FULL], LIMITS, 1024, 2**30, None)
+
+
+def test_the_table_shows_every_part():
+    text = planned(kv_blocks=10, swap_memory=12288).text([100, 1024])
+    for part in ("weights", "5,000", "81,920", "40,960", "12,288", "window 64", "of   100 tokens  1", "free"):
+        assert part in text
+    assert machine.free_memory() > 1 << 20
