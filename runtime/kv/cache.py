@@ -105,7 +105,7 @@ class Cache:
             if copy:
                 self._copy_on_write(seq, group, at)
             while table.length < need:
-                table.append(self._allocate(seq, group))
+                table.append(self.allocate(seq, group))
         seq.alone_in = at
         return True
 
@@ -171,7 +171,8 @@ class Cache:
         coming = Counter(seq.chain[i].hash for seq in holders for i in seq.coming)
         assert coming == self._coming, "what is expected differs from what is being computed"
 
-    def _allocate(self, seq: Sequence, group: int) -> int:
+    def allocate(self, seq: Sequence, group: int) -> int:
+        """A free block, for the sequence. Look at the pool's num_free first."""
         pool = self.pools[group]
         evictions = pool.evictions
         block = pool.allocate()
@@ -190,7 +191,7 @@ class Cache:
 
     def _copy_on_write(self, seq: Sequence, group: int, index: int) -> None:
         table, pool = seq.tables[group], self.pools[group]
-        source, target = table.ids.item(index), self._allocate(seq, group)
+        source, target = table.ids.item(index), self.allocate(seq, group)
         self.moves.copy(group, source, target)
         table.replace(index, target)
         pool.release(source)

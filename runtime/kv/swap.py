@@ -53,11 +53,11 @@ class Swap:
         cache, held = self._cache, self._held[seq]
         if not cache.has_room(seq, step_tokens, others):
             return False
-        for group, (pool, (first, places)) in enumerate(zip(cache.pools, held.tables, strict=True)):
+        for group, (first, places) in enumerate(held.tables):
             table = Table()
             table.skip_to(first)
             for _ in places:
-                table.append(pool.allocate())
+                table.append(cache.allocate(seq, group))
             cache.moves.swap_in(group, places, table.live())
             seq.tables.append(table)
         seq.computed = held.computed
