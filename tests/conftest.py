@@ -31,6 +31,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
 ) -> None:
+    for report in terminalreporter.stats.get("passed", []):
+        for totals in (value for name, value in report.user_properties if name == "totals"):
+            terminalreporter.write_line(f"{report.nodeid}: {totals}")
     if _unexplained_skips(terminalreporter):
         terminalreporter.write_line("In CI a test may be skipped only for a reason that says 'needs a GPU'.")
 
