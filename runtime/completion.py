@@ -33,6 +33,7 @@ class Completion:
     token_ids: all that were sampled, an end token included. finish_reason: "stop" (an end token or a stop
     text), "length" (max_new_tokens or the context), "cancelled". prompt_logprobs: one entry per prompt token,
     the first None. cached_tokens: prompt tokens that were not computed, thanks to a prefix hit or a fork.
+    score: of beam search, the sum of the tokens' log-probabilities / their number**length_penalty.
     """
 
     prompt_index: int
@@ -46,13 +47,15 @@ class Completion:
     cached_tokens: int
     seed: int
     timings: Timings
+    score: float | None = None
 
 
 class Event(NamedTuple):
     """One step of one sample's output.
 
     text: what became certain with this token; the texts of all events of a sample make up its completion's
-    text. The last event has a finish_reason; its token_id is None if no token came with it.
+    text. The last event has a finish_reason; its token_id is None if no token came with it. A beam search's
+    samples have no event but the last.
     """
 
     prompt_index: int

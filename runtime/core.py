@@ -10,6 +10,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Literal
 
+from runtime.beams import Beams
 from runtime.completion import Completion, Event, FinishReason, Timings, TokenLogprob
 from runtime.errors import EngineError
 from runtime.executor import Executor, Logits, Sampled
@@ -55,11 +56,12 @@ class Core:
         return self.scheduler.busy
 
     def add(self, request: Request) -> None:
-        """Queue it. Samples beyond the first fork from it once the prompt is computed."""
+        """Queue it. Samples beyond the first fork from it once the prompt is computed, beams later."""
         first, *others = request.sequences
+        if request.sampling.beams > 1:
+            request.beams, others = Beams(request), []
         if first.wanted == 0:
-            for seq in request.sequences:
-                self._finish(seq, "length")
+            self._finish_all(request, "length")
             return
         first.forks = others if first.generates else []
         origin, request.origin = request.origin, None
@@ -92,7 +94,7 @@ class Core:
             return False
         step = self._buffers.pack(chunks)
         try:
-            self._move()
+            self._move(chunks)
             results = self._results(chunks, self._forward(step))
             self._advance(chunks, start)
         except Exception as error:
@@ -104,6 +106,9 @@ class Core:
         self._take_scores(results.scoring, results.scores)
         for seqs, sampled in results.drawn:
             self._take_samples(seqs, sampled)
+        for chunk in chunks:
+            if chunk.sample and chunk.seq.request.beams is not None:
+                self._go_on(chunk.seq.request, chunk.seq.request.beams)
         self.counters.step_s += time.monotonic() - start
         return True
 
@@ -127,10 +132,10 @@ class Core:
         self._complete(seq, "length")
 
     def _end(self, request: Request, reason: Literal["cancelled", "timeout"]) -> None:
-        for seq in request.sequences:
+        for seq in request.sequences[: request.sampling.n]:
             if not seq.finished:
                 self.log.add(reason, seq.owner, seq.num_tokens - seq.prompt_tokens)
-                self._finish(seq, reason)
+        self._finish_all(request, reason)
 
     def _unstick(self) -> None:
         """Fail a request that can never go on, for a fault of the engine's, and not all others with it."""
@@ -140,12 +145,12 @@ class Core:
             what = f"{stuck.computed} of {stuck.num_tokens} tokens, {free} blocks free: it cannot go on"
             self.fail(stuck.request, EngineError(what, where="scheduler", todo="Report it"))
 
-    def _move(self) -> None:
-        """Copy blocks as the scheduler planned. After a failure nothing that the host holds is trusted."""
+    def _move(self, chunks: Seq[Chunk]) -> None:
+        """Copy blocks as the scheduler planned."""
         try:
             self.scheduler.cache.moves.run(self.executor)
         except Exception:
-            self.scheduler.swap.forget()
+            self.scheduler.distrust(chunks)
             raise
 
     def _forward(self, step: Step) -> Logits:
@@ -198,9 +203,7 @@ class Core:
             at += len(chunk.score)
             seq.scored = chunk.score.stop
             if not seq.generates and seq.computed >= seq.wanted:
-                for sample in seq.request.sequences:
-                    if not sample.finished:
-                        self._finish(sample, "length")
+                self._finish_all(seq.request, "length")
 
     def _take_samples(self, seqs: Seq[Sequence], sampled: Sampled) -> None:
         token_ids = sampled.ids.tolist()
@@ -208,6 +211,9 @@ class Core:
             if seq.finished:  # its request failed while another sample of it was taken
                 continue
             try:
+                if seq.request.beams is not None:
+                    seq.request.beams.take(seq, sampled, row)
+                    continue
                 width = seq.request.sampling.logprobs
                 logprob = None if width is None else token_logprob(sampled, row, width)
                 self._take(seq, token_ids[row], logprob)
@@ -231,6 +237,27 @@ class Core:
             self._finish(seq, "length", token_id, text, logprob)
         else:
             request.emit(Event(request.prompt_index, seq.sample_index, token_id, text, logprob, None))
+
+    def _go_on(self, request: Request, beams: Beams) -> None:
+        try:
+            beams.go_on(self.scheduler)
+            if beams.done:
+                self._finish_all(request)
+        except Exception as error:  # of this request alone
+            self.fail(request, error)
+
+    def _finish_all(self, request: Request, reason: FinishReason | None = None) -> None:
+        """End all that is not finished of a request. reason: None where its beams know theirs."""
+        if request.beams is None:
+            for seq in request.sequences:
+                if not seq.finished:
+                    self._finish(seq, reason or "length")
+        elif not request.sequences[0].finished:
+            for seq in request.sequences:
+                self.scheduler.remove(seq)
+            for seq, text, ended in request.beams.settle():
+                self.counters.output_tokens += len(seq.output.token_ids)
+                self._finish(seq, reason or ended, text=text)
 
     def _finish(
         self,
@@ -280,4 +307,5 @@ def _completion(seq: Sequence, reason: FinishReason) -> Completion:
         cached_tokens=seq.cached_tokens or 0,
         seed=request.seed,
         timings=Timings(since[0], since[1], time.monotonic() - start),
+        score=output.score,
     )

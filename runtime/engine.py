@@ -21,7 +21,7 @@ from runtime.memory_plan import MemoryPlan
 from runtime.output import Output
 from runtime.prefix import Prefix
 from runtime.prompt import Prompt, encode, encode_rest
-from runtime.refusal import check_room, check_servable
+from runtime.refusal import check_beams, check_room, check_servable
 from runtime.request import Request
 from runtime.sampling import Sampling, fresh_seed
 from runtime.scheduler import Limits, Scheduler
@@ -153,7 +153,10 @@ class Engine:
         request = Request(
             sampling,
             fresh_seed() if sampling.seed is None else sampling.seed,
-            [self._sequence((*order, i), ids, sampling, service, kept) for i in range(sampling.num_sequences)],
+            [
+                self._sequence((*order, i), ids, sampling, service, kept)
+                for i in range(sampling.num_sequences)
+            ],
             self._ends(sampling),
             self,
             service=service,
@@ -222,6 +225,8 @@ class Engine:
     def _check(self, ids: np.ndarray, sampling: Sampling, service: Service) -> None:
         step_tokens, has_tokenizer = self.limits.max_step_tokens, self.tokenizer is not None
         check_servable(ids, sampling, service, self.model, self._cache, step_tokens, has_tokenizer)
+        num_ends = len(self._ends(sampling))
+        check_beams(sampling, num_ends, self.model.vocab_size, self.limits.max_requests)
 
     # What the engine's thread does when it is asked to.
 

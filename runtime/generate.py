@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -42,6 +42,9 @@ def generate(
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
     n: int = 1,
+    beams: int = 1,
+    length_penalty: float = 1.0,
+    early_stopping: bool | Literal["never"] = False,
     priority: int = 0,
     timeout_s: float | None = None,
     cache_salt: str = "",
@@ -70,6 +73,9 @@ def generate(
         stop_token_ids=() if stop_token_ids is None else cast(Any, stop_token_ids),
         prompt_logprobs=prompt_logprobs,
         n=n,
+        beams=beams,
+        length_penalty=length_penalty,
+        early_stopping=early_stopping,
     )
     if sampling is not None and shorthand != Sampling():
         todo = "Put all of it in the Sampling"

@@ -15,6 +15,7 @@ class Output:
         self.prompt_logprobs: list[TokenLogprob | None] = [None]
         self.started_s: float | None = None
         self.first_token_s: float | None = None
+        self.score: float | None = None  # of beam search
         self._detokenizer, self._matcher = detokenizer, StopMatcher(stops)
         self._texts: list[str] = []
 

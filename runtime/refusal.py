@@ -7,7 +7,7 @@ import numpy as np
 from runtime.errors import RequestError
 from runtime.kv.cache import Cache
 from runtime.manifest import Model
-from runtime.sampling import Sampling
+from runtime.sampling import MAX_BEAMS, Sampling
 from runtime.service import Service
 
 
@@ -48,6 +48,25 @@ def check_servable(
     check_room(ids, sampling, service, context, cache, step_tokens)
 
 
+def check_beams(sampling: Sampling, num_ends: int, vocab_size: int, max_requests: int) -> None:
+    """Raises RequestError where a step has too few places for the beams, or a row too few tokens."""
+    beams = sampling.beams
+    if beams == 1:
+        return
+    if beams > max_requests:
+        raise RequestError(
+            f"{beams} beams; this engine runs {max_requests} sequences at once",
+            where="sampling",
+            todo="Use fewer beams, or load with more max_requests",
+        )
+    if beams + num_ends > min(MAX_BEAMS, vocab_size):
+        raise RequestError(
+            f"{beams} beams and {num_ends} end tokens, of a vocabulary of {vocab_size}",
+            where="sampling",
+            todo=f"Use at most {min(MAX_BEAMS, vocab_size)} of both together",
+        )
+
+
 def check_room(
     ids: np.ndarray, sampling: Sampling, service: Service, context: int, cache: Cache, step_tokens: int
 ) -> None:
@@ -55,13 +74,33 @@ def check_room(
     num_tokens = len(ids)
     most = max(num_tokens, min(num_tokens + sampling.max_new_tokens, context) - 1)
     shared = 0 if sampling.prompt_logprobs is not None else cache.pins.shared(ids, service.salt)
-    if not cache.fits(most, step_tokens, shared):
+    fits = cache.fits(most, step_tokens, shared)
+    if sampling.beams > 1 and most > num_tokens:
+        fits = _fit_beams(num_tokens, most, sampling.beams, cache, step_tokens, shared)
+    if not fits:
         blocks = [group.num_blocks for group in cache.groups]
+        beams = f" for each of {sampling.beams} beams" if sampling.beams > 1 else ""
         raise RequestError(
             f"{num_tokens} prompt tokens and max_new_tokens={sampling.max_new_tokens} need a KV cache of "
-            f"{most} tokens; this engine has {blocks} blocks of {cache.block} tokens"
+            f"{most} tokens{beams}; this engine has {blocks} blocks of {cache.block} tokens"
             + (", some of them pinned" if cache.pins else ""),
             where="prompt",
             todo="Lower max_new_tokens, or load with more kv_memory or kv_blocks"
             + (", or release a pinned prefix" if cache.pins else ""),
         )
+
+
+def _fit_beams(num_tokens: int, most: int, beams: int, cache: Cache, step_tokens: int, shared: int) -> bool:
+    """Whether a prompt's beams can run side by side, of `most` tokens each, with a block to go for each.
+
+    They share the prompt's full blocks, also when they are computed again, unless a window has given blocks
+    back that a hit would need.
+    """
+    share = cache.prefix_cache and all(group.window is None for group in cache.groups)
+    common = num_tokens // cache.block if share else 0
+    needs = [g.most_blocks(most, step_tokens, cache.block) for g in cache.groups]
+    return all(
+        common + beams * (need - common + 1) - (shared if group.window is None else 0)
+        <= group.num_blocks - cache.pins.blocks(group)
+        for need, group in zip(needs, cache.groups, strict=True)
+    )

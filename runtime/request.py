@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from runtime.prompt import Prompt
 from runtime.sampling import Sampling
 from runtime.sequence import Sequence
 from runtime.service import Service
+
+if TYPE_CHECKING:
+    from runtime.beams import Beams
 
 
 class Owner(Protocol):
@@ -37,7 +40,7 @@ class Owner(Protocol):
 
 
 class Request:
-    """One prompt with its sampling, `sampling.n` samples.
+    """One prompt with its sampling, `sampling.n` samples, each a sequence; of beam search, each beam is one.
 
     Iterating (or `async for`) gives its events from the first on, as they come, and raises its error if it
     fails. `await request` is `result()`. As a context manager (`with` or `async with`) it is cancelled at the
@@ -65,6 +68,7 @@ class Request:
         self.sampling, self.seed, self.number, self.prompt_index = sampling, seed, number, prompt_index
         self.sequences, self.ends, self.submitted_s = sequences, ends, submitted_s
         self.service, self.deadline_s, self.origin = service, deadline_s, origin
+        self.beams: Beams | None = None  # the core's
         for seq in sequences:
             seq.request = self
         self._owner = owner
@@ -79,7 +83,7 @@ class Request:
     @property
     def done(self) -> bool:
         """Whether all its samples are finished, or it failed."""
-        return self._error is not None or len(self._completions) == len(self.sequences)
+        return self._error is not None or len(self._completions) == self.sampling.n
 
     def cancel(self) -> None:
         """Stop soon; what is not finished ends with the reason "cancelled" and keeps what it has."""
@@ -104,9 +108,11 @@ class Request:
         return self._owner.fork(self, sampling, append=append, sample=sample, keep=keep, timeout_s=timeout_s)
 
     def tokens(self, sample: int = 0) -> np.ndarray:
-        """The prompt and a sample's output so far: i32, a copy."""
+        """The prompt and a sample's output so far (of beam search: in the end): i32, a copy."""
         with self._lock:
-            seq = self.sequences[sample]
+            seq, completion = self.sequences[sample], self._completions.get(sample)
+            if self.sampling.beams > 1 and completion is not None:
+                return np.concatenate([seq.prompt, np.array(completion.token_ids, np.int32)])
             return seq.ids[: seq.prompt_tokens + self._emitted[sample]].copy()
 
     def __enter__(self) -> Request:
@@ -128,14 +134,12 @@ class Request:
             if not self._finished.wait_for(lambda: self.done, timeout_s):
                 raise TimeoutError(f"request not finished after {timeout_s} s")
         self.check()
-        return [self._completions[i] for i in range(len(self.sequences))]
+        return [self._completions[i] for i in range(self.sampling.n)]
 
     def result(self, timeout_s: float | None = None) -> Completion:
         """The completion of a request for one sample."""
-        if len(self.sequences) > 1:
-            raise RequestError(
-                f"it has {len(self.sequences)} samples", where="result()", todo="Use results()"
-            )
+        if self.sampling.n > 1:
+            raise RequestError(f"it has {self.sampling.n} samples", where="result()", todo="Use results()")
         return self.results(timeout_s)[0]
 
     def __iter__(self) -> Iterator[Event]:

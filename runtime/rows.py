@@ -63,9 +63,15 @@ def _arguments(seqs: Seq[Sequence]) -> SampleArgs:
         seed=np.array([seq.request.seed for seq in seqs], np.uint64),
         sample_index=np.array([seq.sample_index for seq in seqs], np.int32),
         position=np.array([seq.num_tokens for seq in seqs], np.int32),
-        num_top=max(s.logprobs or 0 for s in samplings),
+        num_top=max(_num_top(seq) for seq in seqs),
         logprobs=any(s.logprobs is not None for s in samplings),
     )
+
+
+def _num_top(seq: Sequence) -> int:
+    """How many of the likeliest tokens its row must give."""
+    reported, beams = seq.request.sampling.logprobs or 0, seq.request.beams
+    return max(reported, beams.width) if beams is not None else reported
 
 
 def token_logprob(sampled: Sampled, row: int, width: int) -> TokenLogprob:

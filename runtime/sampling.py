@@ -7,13 +7,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, Literal
 
 from runtime.errors import RequestError, shorten
 
 MAX_LOGPROBS = 1000
 MIN_TEMPERATURE = 1e-5  # below, logits / temperature leaves what 32-bit floats resolve
 MAX_SAMPLES = 1024
+MAX_BEAMS = 1000
+_UNSET = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "stop": ()}  # what beams cannot have
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,9 @@ class Sampling:
     which the completion reports. stop: texts that end the output and are left out of it. stop_token_ids: like
     the model's end tokens, which ignore_eos disregards. logprobs, prompt_logprobs: None, or how many
     alternatives to report per token. n: samples per prompt.
+
+    beams: above 1, beam search, of whose texts the n best are the samples, best first. It samples nothing and
+    knows no stop texts. length_penalty, early_stopping: see runtime/beam.py.
     """
 
     max_new_tokens: int = 128
@@ -39,10 +44,19 @@ class Sampling:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     n: int = 1
+    beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
 
     def __post_init__(self) -> None:
         for name, value in self._checked().items():
             object.__setattr__(self, name, value)
+        self._check_beams()
+
+    @property
+    def num_sequences(self) -> int:
+        """How many are computed side by side."""
+        return max(self.n, self.beams)
 
     def _checked(self) -> dict[str, Any]:
         """Every field as a plain Python value: numpy's own integers would wrap around in sums."""
@@ -60,7 +74,23 @@ class Sampling:
             "logprobs": _optional("logprobs", self.logprobs, MAX_LOGPROBS),
             "prompt_logprobs": _optional("prompt_logprobs", self.prompt_logprobs, MAX_LOGPROBS),
             "n": _integer("n", self.n, 1, MAX_SAMPLES),
+            "beams": _integer("beams", self.beams, 1, MAX_BEAMS),
+            "length_penalty": _number("length_penalty", self.length_penalty, -10.0, 10.0),
+            "early_stopping": _early_stopping(self.early_stopping),
         }
+
+    def _check_beams(self) -> None:
+        """Refuse what does not go together."""
+        if self.beams == 1:
+            for name, unset in (("length_penalty", 1.0), ("early_stopping", False)):
+                if getattr(self, name) != unset:
+                    raise _bad(name, getattr(self, name), "it with beams above 1 only")
+            return
+        if self.n > self.beams:
+            raise _bad("n", self.n, f"at most {self.beams}, the beams")
+        for name, unset in _UNSET.items():
+            if getattr(self, name) != unset:
+                raise _bad(name, getattr(self, name), f"{name}={unset!r} with beams, or beams=1")
 
 
 def fresh_seed() -> int:
@@ -98,6 +128,12 @@ def _temperature(value: Any) -> float:
     if 0 < number < MIN_TEMPERATURE:
         raise _bad("temperature", value, f"0, or a number from {MIN_TEMPERATURE:g} to 1e+06")
     return number
+
+
+def _early_stopping(value: Any) -> bool | str:
+    if not isinstance(value, bool) and not (isinstance(value, str) and value == "never"):
+        raise _bad("early_stopping", value, 'True, False or "never"')
+    return value
 
 
 def _stops(stop: Any) -> tuple[str, ...]:

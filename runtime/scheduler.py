@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from runtime.kv.cache import Cache
@@ -94,6 +95,11 @@ class Scheduler:
                 holders.remove(seq)
                 self.cache.free(seq)
 
+    def retire(self, seq: Sequence) -> None:
+        """Take a running sequence off its blocks, until it is added or forked anew."""
+        self.running.remove(seq)
+        self.cache.free(seq)
+
     def keep(self, seq: Sequence) -> None:
         """Let a running sequence that is computed hold its blocks until it is removed."""
         self.running.remove(seq)
@@ -118,6 +124,17 @@ class Scheduler:
             insort(self.running, child, key=lambda s: s.order)
         else:
             self.add(child)
+
+    def distrust(self, chunks: Iterable[Chunk]) -> None:
+        """Copies failed: what the host holds may be wrong, and so may blocks of those that run and are not in
+        the step, which fails. All of these are computed again. chunks: the step's."""
+        self.swap.forget()
+        failing = {id(chunk.seq) for chunk in chunks}
+        for seq in [seq for seq in self.running if id(seq) not in failing]:
+            self.running.remove(seq)
+            self.cache.log.add("preempt", seq.owner, _held(seq), "a copy failed")
+            self.cache.free(seq)
+            self.add(seq)
 
     def check(self) -> None:
         """Assert the invariants of the queue and of the blocks that its sequences hold."""
@@ -179,8 +196,7 @@ class Scheduler:
         """Take a sequence and its peers off their blocks; they wait."""
         for seq in [seq for seq in self.running if seq in victim.peers]:
             self.running.remove(seq)
-            held = sum(table.length - table.first for table in seq.tables)
-            self.cache.log.add("preempt", seq.owner, held, cause)
+            self.cache.log.add("preempt", seq.owner, _held(seq), cause)
             # Peers share blocks, and would not when they come back from the host.
             if len(seq.peers) > 1 or not self.swap.hold(seq):
                 self.cache.free(seq)
@@ -201,3 +217,8 @@ class Scheduler:
             seq.cached_tokens = seq.computed
         insort(self.running, seq, key=lambda s: s.order)
         return seq
+
+
+def _held(seq: Sequence) -> int:
+    """Blocks of all groups."""
+    return sum(table.length - table.first for table in seq.tables)
