@@ -6,12 +6,14 @@ from pagingbench import soak
 from pagingbench.clients import Sizes
 from pagingbench.faults import Faults, install
 from runtime.engine import Engine
+from runtime.errors import EngineError
 from runtime.kv.cache import Cache
 from runtime.kv.group import Group
 from runtime.kv.swap import Swap
 from runtime.manifest import Model
 from runtime.scheduler import Limits
-from tests.runtime.fake import VOCAB, FakeExecutor, fake_engine
+from tests.runtime import test_scheduler as scheduling
+from tests.runtime.fake import BLOCK, VOCAB, FakeExecutor, fake_engine
 
 WINDOWS = (None, 20)
 SIZES = Sizes(prompt=40, new=12, system=33)
@@ -40,3 +42,29 @@ def test_faults_and_clients_that_leave_change_nothing_for_others():
     assert found.holds, found.json
     assert {"forward", "nan", "sample", "extend", "admit"} <= set(faults.counts), faults.counts
     assert {"preempt", "swap_out", "fork", "prefix_hit", "cancelled"} <= set(found.figures["events"])
+
+
+def test_who_waits_for_a_copy_that_failed_in_anothers_step_is_computed_again():
+    core = scheduling.build(scheduling.MACHINE | dict(places=8))
+    wanted = [dict(word=w, length=20, new=12, n=1, score=False) for w in (0, 1)]
+    failing, waiting = added = [scheduling.make(number, each) for number, each in enumerate(wanted)]
+    for request in added:
+        core.add(request)
+    core.step()
+
+    def half_a_copy(group, pairs):
+        for _, block in pairs.tolist():
+            core.executor.pools[group][block * BLOCK : (block + 1) * BLOCK] = 7
+        raise EngineError("no copy")
+
+    seq, extend, swap_in = waiting.sequences[0], core.scheduler.cache.extend, core.executor.swap_in
+    core.scheduler._preempt(seq, "it is to come back")
+    core.scheduler.cache.extend = lambda other, tokens: other is not seq and extend(other, tokens)
+    core.executor.swap_in = half_a_copy
+    core.step()
+    core.scheduler.cache.extend, core.executor.swap_in = extend, swap_in
+    assert failing.done and core.log.events["swap_in"] == 1 and not waiting.done
+    while core.busy:
+        core.step()
+        core.scheduler.check()
+    scheduling.check(1, waiting.result(), wanted[1], [None])
