@@ -40,8 +40,8 @@ class Beams:
 
     @property
     def width(self) -> int:
-        """How many of a row's likeliest tokens are needed."""
-        return self._search.width
+        """How many of a row's likeliest tokens are needed, to go on or to be reported."""
+        return max(self._search.width, self._request.sampling.logprobs or 0)
 
     def take(self, seq: Sequence, sampled: Sampled, row: int) -> None:
         """Keep what a live beam's row says until those of the others are there."""

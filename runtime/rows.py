@@ -70,8 +70,8 @@ def _arguments(seqs: Seq[Sequence]) -> SampleArgs:
 
 def _num_top(seq: Sequence) -> int:
     """How many of the likeliest tokens its row must give."""
-    reported, beams = seq.request.sampling.logprobs or 0, seq.request.beams
-    return max(reported, beams.width) if beams is not None else reported
+    beams = seq.request.beams
+    return beams.width if beams is not None else seq.request.sampling.logprobs or 0
 
 
 def token_logprob(sampled: Sampled, row: int, width: int) -> TokenLogprob:
