@@ -101,6 +101,10 @@ class Request:
         order[[end, place]] = order[[place, end]]
         return [self.r * share + int(block) for block in order]
 
+    def slots(self, size: int) -> list[int]:
+        table = self.table(size)
+        return [table[p // size] * size + p % size for p in range(len(self.ids))]
+
 
 @dataclass
 class Scattered(Chunk):
@@ -159,8 +163,7 @@ def test_keys_and_values_lie_in_their_slots(model: Model) -> None:
     (request,) = requests(131)
     _, caches = run(model, [[request.chunk(0, 40)], [request.chunk(40, 131)]])
     for g, (kv, cache) in enumerate(zip(model.states, caches, strict=True)):
-        table = request.table(kv.block)
-        slots = [table[p // kv.block] * kv.block + p % kv.block for p in range(131)]
+        slots = request.slots(kv.block)
         state = model.decode_cache(cache, g, POOL_TOKENS // kv.block)
         for stream in kv.streams:
             rows = state[stream.name].reshape(POOL_TOKENS, -1)
