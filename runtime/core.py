@@ -203,7 +203,13 @@ class Core:
             at += len(chunk.score)
             seq.scored = chunk.score.stop
             if not seq.generates and seq.computed >= seq.wanted:
-                self._finish_all(seq.request, "length")
+                self._finish_scored(seq.request)
+
+    def _finish_scored(self, request: Request) -> None:
+        try:
+            self._finish_all(request, "length")
+        except Exception as error:  # of this request alone
+            self.fail(request, error)
 
     def _take_samples(self, seqs: Seq[Sequence], sampled: Sampled) -> None:
         token_ids = sampled.ids.tolist()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pagingbench import soak
 from pagingbench.clients import Sizes
-from pagingbench.faults import Faults, install
+from pagingbench.faults import Faults, FaultyTokenizer, Injected, install
 from runtime.engine import Engine
 from runtime.errors import EngineError
 from runtime.kv.cache import Cache
 from runtime.kv.group import Group
 from runtime.kv.swap import Swap
 from runtime.manifest import Model
+from runtime.sampling import Sampling
 from runtime.scheduler import Limits
 from tests.runtime import test_scheduler as scheduling
 from tests.runtime.fake import BLOCK, VOCAB, FakeExecutor, fake_engine
@@ -68,3 +71,30 @@ def test_who_waits_for_a_copy_that_failed_in_anothers_step_is_computed_again():
         core.step()
         core.scheduler.check()
     scheduling.check(1, waiting.result(), wanted[1], [None])
+
+
+class Silent:
+    """A tokenizer whose tokens have no text."""
+
+    def detokenizer(self):
+        return self
+
+    def push(self, token_id):
+        return ""
+
+    def flush(self):
+        return ""
+
+
+@pytest.mark.parametrize("new, scores", [(0, 0), (0, None), (3, None), (60, None)])
+def test_a_detokenizer_that_fails_at_the_end_fails_its_request_alone(new, scores):
+    faults = Faults(0, {"flush": 1.0})
+    with fake_engine(tokenizer=FaultyTokenizer(Silent(), faults)) as engine:
+        request = engine.submit([1, 2, 3], Sampling(max_new_tokens=new, prompt_logprobs=scores))
+        if new > 3:
+            request.cancel()
+        with pytest.raises(Injected):
+            request.results(20)
+        faults.active = False
+        assert len(engine.submit([1, 2, 3], Sampling(max_new_tokens=2)).result(20).token_ids) == 2
+        assert engine.stats().blocks_used == [0]
