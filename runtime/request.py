@@ -235,5 +235,5 @@ class Request:
         for wake in self._wakers:
             try:
                 wake()
-            except RuntimeError:  # an event loop that was closed meanwhile
+            except Exception:  # an event loop that was closed meanwhile, or a fault of the watcher's own
                 pass

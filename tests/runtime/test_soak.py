@@ -98,3 +98,17 @@ def test_a_detokenizer_that_fails_at_the_end_fails_its_request_alone(new, scores
         faults.active = False
         assert len(engine.submit([1, 2, 3], Sampling(max_new_tokens=2)).result(20).token_ids) == 2
         assert engine.stats().blocks_used == [0]
+
+
+def test_a_watcher_that_fails_harms_nobody():
+    with fake_engine() as engine:
+        watched, other = (engine.submit([1, token], Sampling(max_new_tokens=30)) for token in (2, 3))
+        calls = []
+
+        def watcher():
+            calls.append(1)
+            if len(calls) > 1:
+                raise ValueError("a fault of the watcher's")
+
+        watched.watch(watcher)
+        assert len(watched.result(20).token_ids) == len(other.result(20).token_ids) == 30
