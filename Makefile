@@ -1,5 +1,6 @@
 # install: .venv with everything · demo: a real model compiled and run · test: lint and tests · bench: throughput against the machine's bounds
 # gpu-tables: docs/gpu.md's list of kernels (needs no GPU) · bench-gpu: benchmarks on this machine's GPU
+# bench-paging: waste, sharing, forks, overload and the block allocator against their bounds · soak: 30 minutes of load with faults
 # bench-llamacpp, bench-openvino, bench-ortgenai, bench-vllm: beside another engine
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -18,7 +19,7 @@ SLOW_TESTS := tests/model tests/triton tests/importers tests/codegen tests/cli
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 PEERS := llamacpp openvino ortgenai vllm
 
-.PHONY: install model demo lint test test-quick test-slow bench bench-engines gpu-tables bench-gpu $(PEERS:%=bench-%) clean
+.PHONY: install model demo lint test test-quick test-slow bench bench-engines bench-paging soak gpu-tables bench-gpu $(PEERS:%=bench-%) clean
 
 install: .venv/installed
 
@@ -64,6 +65,14 @@ test-slow: .venv/installed $(DEMO_GGUF)
 bench: $(DEMO_ENGINE)/manifest.json
 	$(BIN)/octavo bench $(DEMO_ENGINE)
 	$(BIN)/octavo profile $(DEMO_ENGINE)
+
+# Goes on where a bound does not hold, and fails at the end.
+bench-paging: $(DEMO_ENGINE)/manifest.json
+	@failed=0; for name in allocator waste sharing forks overload; do \
+	$(BIN)/python benchmarks/paging.py $$name $(BENCH_OPTIONS) || failed=1; done; exit $$failed
+
+soak: $(DEMO_ENGINE)/manifest.json
+	$(BIN)/python benchmarks/paging.py soak $(BENCH_OPTIONS)
 
 gpu-tables: .venv/installed
 	$(BIN)/python benchmarks/gpu.py --tables
