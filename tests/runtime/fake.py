@@ -6,6 +6,8 @@ second depends on its whole past.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from runtime import sampler
@@ -14,6 +16,7 @@ from runtime.errors import EngineError
 from runtime.executor import Logits, SampleArgs, Sampled, broken_rows
 from runtime.kv.cache import Cache
 from runtime.kv.group import Group
+from runtime.kv.swap import Swap
 from runtime.manifest import Model
 from runtime.scheduler import Limits
 from runtime.step import Step
@@ -33,8 +36,9 @@ def mix(*words: int) -> int:
     return h
 
 
+@functools.lru_cache(100_000)
 def logits_of(state: int) -> np.ndarray:
-    """f32 [V], a function of 64 bits."""
+    """f32 [V], a function of 64 bits. Not to be written."""
     counter = np.zeros((VOCAB, 4), np.uint64)
     counter[:, 0] = np.arange(VOCAB)
     words = sampler.philox(counter, state)[:, 0]
@@ -61,18 +65,20 @@ def _states(tokens: list[int], windows: list[int | None]) -> list[int]:
 
 
 class FakeExecutor:
-    """Per group and slot two 64-bit words, garbage at first. fail: what forward raises. nan: the token whose
-    logits are NaN. What stands for the logits are the rows' numbers, in which nothing can be seen of them.
+    """Per group and slot two 64-bit words, garbage at first. fail, fail_copies: what forward and copies
+    raise. nan: the token whose logits are NaN. What stands for the logits are the rows' numbers, in which
+    nothing can be seen of them.
     """
 
     target = "fake"
 
-    def __init__(self, num_blocks: list[int], windows: list[int | None]) -> None:
+    def __init__(self, num_blocks: list[int], windows: list[int | None], block: int = BLOCK) -> None:
         rng = np.random.default_rng(0)
-        self.windows = windows
-        self.pools = [rng.integers(0, 2**63, (n * BLOCK, 2), dtype=np.uint64) for n in num_blocks]
+        self.windows, self.block = windows, block
+        self.pools = [rng.integers(0, 2**63, (n * block, 2), dtype=np.uint64) for n in num_blocks]
         self.steps: list[tuple[int, int]] = []  # (tokens, requests) of each
         self.fail: Exception | None = None
+        self.fail_copies: Exception | None = None
         self.nan: int | None = None
         self.closed = False
         self.host: dict[tuple[int, int], np.ndarray] = {}  # (group, place) -> a block's words
@@ -93,13 +99,13 @@ class FakeExecutor:
         return np.arange(len(logits))
 
     def _token(self, step: Step, r: int, t: int) -> int:
-        token, p = int(step.ids[t]), int(step.pos[t])
+        token, p, block = int(step.ids[t]), int(step.pos[t]), self.block
         state = token
         for g, (pool, window) in enumerate(zip(self.pools, self.windows, strict=True)):
             slot = step.slots[g][t]
             pool[slot, 0] = mix(g, token, p)
             low = 0 if window is None else max(0, p - window + 1)
-            keys = [int(step.tables[g][r, i // BLOCK]) * BLOCK + i % BLOCK for i in range(low, p + 1)]
+            keys = [int(step.tables[g][r, i // block]) * block + i % block for i in range(low, p + 1)]
             first = [int(pool[k, 0]) for k in keys]
             pool[slot, 1] = mix(7, state, *first)
             state = mix(state, *first, *(int(pool[k, 1]) for k in keys))
@@ -116,7 +122,7 @@ class FakeExecutor:
         for slots, pool, table in zip(step.slots, self.pools, step.tables, strict=True):
             assert len(set(slots.tolist())) == len(slots), "two tokens of a step share a slot"
             assert 0 <= slots.min() and slots.max() < len(pool)
-            assert 0 <= table.min() and table.max() < len(pool) // BLOCK
+            assert 0 <= table.min() and table.max() < len(pool) // self.block
             for array in (slots, table):
                 assert array.dtype == np.int32 and array.flags.c_contiguous
 
@@ -156,17 +162,22 @@ class FakeExecutor:
 
     def copy_blocks(self, group: int, pairs: np.ndarray) -> None:
         assert pairs.dtype == np.int32 and pairs.flags.c_contiguous
+        if self.fail_copies is not None:
+            raise self.fail_copies
         for source, target in pairs.tolist():
-            pool = self.pools[group]
-            pool[target * BLOCK : (target + 1) * BLOCK] = pool[source * BLOCK : (source + 1) * BLOCK]
+            self._block(group, target)[:] = self._block(group, source)
 
     def swap_out(self, group: int, pairs: np.ndarray) -> None:
         for block, place in pairs.tolist():
-            self.host[group, place] = self.pools[group][block * BLOCK : (block + 1) * BLOCK].copy()
+            self.host[group, place] = self._block(group, block).copy()
 
     def swap_in(self, group: int, pairs: np.ndarray) -> None:
         for place, block in pairs.tolist():
-            self.pools[group][block * BLOCK : (block + 1) * BLOCK] = self.host[group, place]
+            self._block(group, block)[:] = self.host[group, place]
+
+    def _block(self, group: int, block: int) -> np.ndarray:
+        """A block's words, [block, 2], a view."""
+        return self.pools[group].reshape(-1, self.block, 2)[block]
 
     def close(self) -> None:
         self.closed = True
@@ -183,9 +194,13 @@ def fake_engine(
     max_context: int = 256,
     tokenizer=None,
     eos: tuple[int, ...] = (),
+    block: int = BLOCK,
+    places: int = 0,
 ) -> Engine:
     counts = [kv_blocks] * len(windows) if isinstance(kv_blocks, int) else kv_blocks
-    executor = FakeExecutor(counts, list(windows))
-    cache = Cache([Group(n, w) for n, w in zip(counts, windows, strict=True)], prefix_cache=prefix_cache)
+    executor = FakeExecutor(counts, list(windows), block)
+    groups = [Group(n, w) for n, w in zip(counts, windows, strict=True)]
+    cache = Cache(groups, block=block, prefix_cache=prefix_cache)
     limits = Limits(max_step_tokens, max_requests, score_rows)
-    return Engine(executor, Model("f32", VOCAB, max_context, None, eos), cache, limits, tokenizer)
+    model = Model("f32", VOCAB, max_context, None, eos)
+    return Engine(executor, model, cache, limits, tokenizer, Swap(cache, places))
