@@ -156,3 +156,16 @@ def test_the_outcome_before_the_end_has_live_beams_too() -> None:
     (score, text), (other, live) = search.outcome()
     assert (score, other) == (-1.0, -2.0)
     assert text.tokens() == [(0, -1.0, ((0, -1.0),))] and live.tokens() == [(4, -2.0, ((0, -1.0),))]
+
+
+@pytest.mark.parametrize(("length_penalty", "long_wins"), [(-1.0, False), (1.0, True), (0.0, False)])
+def test_never_supposes_the_longest_text_where_long_ones_score_better(length_penalty, long_wins) -> None:
+    search = BeamSearch(2, [0], 9, length_penalty=length_penalty, early_stopping="never")
+    search.step([[(0, -1.0), (3, -1.1), (4, -5.0)]])
+    search.step([[(5, -0.6), (0, -1.0), (6, -9.0)], [(1, -9.0), (2, -9.0), (0, -9.0)]])
+    assert len(search.finished) == 2 and not search.done  # -1.7 may yet beat what is worst of -1.0 and -2.1
+    rest = [(7, -0.8), (8, -9.0), (0, -9.0)]
+    search.step([rest, rest])
+    assert (
+        search.done != long_wins
+    )  # -2.5 / 9 is better than -2.1 / 2, and -2.5 * 3 is not better than -2.1 * 2
