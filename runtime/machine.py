@@ -83,8 +83,16 @@ def free_memory() -> int:
     for place in _cgroup_dirs():
         limit, used = _words(place / "memory.max"), _words(place / "memory.current")
         if limit and used and limit[0] != "max":
-            free.append(max(0, int(limit[0]) - int(used[0])))
+            free.append(max(0, int(limit[0]) - int(used[0]) + _file_pages(place)))
     return min(free)
+
+
+def _file_pages(place: Path) -> int:
+    """Bytes of files that a cgroup keeps in memory and gives back when memory lacks: among them, after they
+    were hashed, the weights that are about to be counted as taken."""
+    words = _words(place / "memory.stat")
+    kept = dict(zip(words[::2], words[1::2], strict=False))
+    return sum(int(kept.get(name, 0)) for name in ("active_file", "inactive_file"))
 
 
 def _words(path: Path) -> list[str]:

@@ -33,6 +33,24 @@ def test_threads_follow_quotas(monkeypatch, quotas, threads):
     assert machine.default_threads() == (threads or len(os.sched_getaffinity(0)))
 
 
+def test_free_memory_is_what_every_cgroup_leaves_but_for_files(monkeypatch, tmp_path):
+    """2 GiB of limit, 1.5 GiB used, of which 1.25 GiB are pages of files: 1.75 GiB can be had."""
+    group, parent = tmp_path / "parent" / "group", tmp_path / "parent"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text(f"{2 << 30}\n")
+    (group / "memory.current").write_text(f"{3 << 29}\n")
+    stat = f"anon 1000\nfile {3 << 29}\nactive_file {1 << 30}\ninactive_file {1 << 28}\nslab 5\n"
+    (group / "memory.stat").write_text(stat)
+    (parent / "memory.max").write_text("max\n")
+    monkeypatch.setattr(machine, "_cgroup_dirs", lambda: iter([]))
+    here = machine.free_memory()
+    monkeypatch.setattr(machine, "_cgroup_dirs", lambda: iter([group, parent]))
+    assert abs(machine.free_memory() - min(here, 7 << 28)) < 1 << 28
+    (group / "memory.max").write_text("1000\n")
+    (group / "memory.stat").write_text("")
+    assert machine.free_memory() == 0
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [("2GiB", 2 << 30), ("1.5 GB", 1_500_000_000), ("64 mib", 64 << 20), ("100", 100), (77, 77)],
