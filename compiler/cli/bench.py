@@ -6,12 +6,14 @@ import json
 import resource
 import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from compiler.cli.options import KvBlocks, KvMemory, MaxRequests, MaxStepTokens, SwapMemory, given
 from compiler.errors import CompileError
 from runtime import machine
 from runtime.artifact import Artifact
@@ -34,6 +36,11 @@ def command(
     threads: Annotated[int | None, typer.Option(help="Default: the cores this process may use.")] = None,
     repeats: Annotated[int, typer.Option(help="Figures are medians over this many runs.", min=1)] = 3,
     seed: Annotated[int, typer.Option(help="Of the random token ids.", min=0)] = 0,
+    kv_memory: KvMemory = None,
+    kv_blocks: KvBlocks = None,
+    swap_memory: SwapMemory = None,
+    max_step_tokens: MaxStepTokens = None,
+    max_requests: MaxRequests = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure prefill and decode throughput, time to the first token, load time and peak memory.
@@ -45,11 +52,20 @@ def command(
 
     octavo bench model.octavo --requests 16 --prompt-tokens 128 --new-tokens 128
 
+    octavo bench model.octavo --requests 16 --kv-memory 512MiB --swap-memory 1GiB
+
     octavo bench model.octavo --target cuda:sm_90 --requests 64
     """
     _check_context(engine, context_tokens)
     workload = Workload(prompt_tokens, new_tokens, requests, context_tokens, seed)
-    figures = run(engine, workload, target, threads, repeats)
+    memory = given(
+        kv_memory=kv_memory,
+        kv_blocks=kv_blocks,
+        swap_memory=swap_memory,
+        max_step_tokens=max_step_tokens,
+        max_requests=max_requests,
+    )
+    figures = run(engine, workload, target, threads, repeats, memory)
     if as_json:
         print(json.dumps(figures))
         return
@@ -113,17 +129,22 @@ class Times:
 
 
 def run(
-    path: Path, workload: Workload, target: str | None, threads: int | None, repeats: int
+    path: Path,
+    workload: Workload,
+    target: str | None,
+    threads: int | None,
+    repeats: int,
+    memory: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Load the engine, run the workload once to warm up, then the machine's limits (of the target cpu) and
-    the workload in turn, `repeats` times; the medians."""
+    the workload in turn, `repeats` times; the medians. memory: options of load()."""
     import numpy as np
 
     import runtime
     from compiler.profile.limits import Limits, Probe
 
     start = time.perf_counter()
-    engine = runtime.load(path, target=target, threads=threads)
+    engine = runtime.load(path, target=target, threads=threads, **(memory or {}))
     load_s = time.perf_counter() - start
     ran = engine.stats().target
     rng = np.random.default_rng(workload.seed)
@@ -158,6 +179,7 @@ def run(
         "peak_rss_bytes": peak_rss_bytes,
         **(asdict(limits) if limits else {}),
         **asdict(workload),
+        **(memory or {}),
         "target": ran,
         "threads": threads,
         "repeats": repeats,

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from typing import Any
+
+import typer
 
 from compiler.errors import CompileError
 from runtime.errors import OctavoError
@@ -12,7 +15,8 @@ from runtime.errors import OctavoError
 BAD_INPUT = 2
 OUR_FAULT = 1
 COMPILE_LIBRARIES = ("torch", "transformers", "accelerate", "gguf", "onnx", "sympy", "networkx", "ml_dtypes")
-INPUT_ERRORS = (CompileError, OctavoError, OSError)  # OSError: a path, a full disk, a broken device
+_USAGE_ERROR = typer.BadParameter.__mro__[1]  # typer exports no name for it
+INPUT_ERRORS = (CompileError, OctavoError, OSError, _USAGE_ERROR)  # OSError: a path, a full disk, a device
 
 
 def debug_level() -> int:
@@ -46,6 +50,11 @@ def describe(error: BaseException) -> str:
         return (
             f"this needs the Python package {error.name}. Install the compiler: pip install 'octavo[compile]'"
         )
+    if isinstance(error, _USAGE_ERROR):
+        context: Any = getattr(error, "ctx", None)
+        path = context.command_path if context else "octavo"
+        said: str = getattr(error, "format_message")()  # noqa: B009 - of a class without a public name
+        return f"{' '.join(said.split()).removesuffix('.')}. See {path} --help."
     if isinstance(error, OSError) and error.filename is not None:
         return (
             f"{error.filename}: {error.strerror or type(error).__name__}. Check the path and its permissions."

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from compiler.cli.options import KvBlocks, KvMemory, MaxRequests, MaxStepTokens, SwapMemory, given
+
 if TYPE_CHECKING:
-    from runtime import Completion
+    from runtime import Completion, Request
 
 
 def command(
@@ -27,8 +30,14 @@ def command(
     min_p: Annotated[
         float, typer.Option(help="Keep tokens at least this likely, relative to the best.")
     ] = 0.0,
+    samples: Annotated[
+        int, typer.Option("-n", "--samples", help="How many continuations, each with noise of its own.")
+    ] = 1,
     seed: Annotated[int | None, typer.Option(help="Equal seeds give equal text.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="End after this many seconds with what there is.")
+    ] = None,
     logprobs: Annotated[
         int | None, typer.Option(help="With --json: the k best alternatives per token.")
     ] = None,
@@ -36,6 +45,11 @@ def command(
         str | None, typer.Option(help="Default: the best of the engine's that this machine can run.")
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Default: the cores this process may use.")] = None,
+    kv_memory: KvMemory = None,
+    kv_blocks: KvBlocks = None,
+    swap_memory: SwapMemory = None,
+    max_step_tokens: MaxStepTokens = None,
+    max_requests: MaxRequests = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Continue a prompt, printing the text as it comes.
@@ -44,14 +58,18 @@ def command(
 
     octavo generate model.octavo --chat "Write a haiku." --temperature 0.8 --seed 7
 
-    octavo generate model.octavo "2 + 2 =" --target cpu --threads 1
+    octavo generate model.octavo "Once upon a time" -n 3 --temperature 1 --timeout 20
+
+    octavo generate model.octavo "2 + 2 =" --target cpu --threads 1 --kv-memory 256MiB
 
     cat article.txt | octavo generate model.octavo - --max-new-tokens 64 --json
     """
     import runtime
+    from runtime.service import Service
 
     if logprobs is not None and not as_json:
         raise runtime.RequestError("text output has no place for them", where="--logprobs", todo="Add --json")
+    service = Service(timeout_s=timeout)
     text = sys.stdin.read() if prompt == "-" else prompt
     sampling = runtime.Sampling(
         max_new_tokens=max_new_tokens,
@@ -62,16 +80,43 @@ def command(
         seed=seed,
         stop=tuple(stop or ()),
         logprobs=logprobs,
+        n=samples,
     )
-    with runtime.load(engine, target=target, threads=threads) as loaded:
-        request = loaded.submit([{"role": "user", "content": text}] if chat else text, sampling)
+    memory = given(
+        kv_memory=kv_memory,
+        kv_blocks=kv_blocks,
+        swap_memory=swap_memory,
+        max_step_tokens=max_step_tokens,
+        max_requests=max_requests,
+    )
+    with runtime.load(engine, target=target, threads=threads, **memory) as loaded:
+        asked = [{"role": "user", "content": text}] if chat else text
+        request = loaded.submit(asked, sampling, timeout_s=service.timeout_s)
         if as_json:
-            print(json.dumps(_as_json(request.result()), ensure_ascii=False))
-            return
-        for event in request:
-            sys.stdout.write(event.text)
-            sys.stdout.flush()
-        sys.stdout.write("\n")
+            found = [_as_json(completion) for completion in request.results()]
+            print(json.dumps(found[0] if samples == 1 else {"samples": found}, ensure_ascii=False))
+        elif samples == 1:
+            _print_stream(request)
+        else:
+            _print_samples(request.results())
+        late = [c.sample_index for c in request.results() if c.finish_reason == "timeout"]
+    if late and not as_json:
+        which = "" if samples == 1 else f"{len(late)} of {samples} samples were "
+        print(f"octavo: {which}cut off after {timeout} s, as --timeout says", file=sys.stderr)
+
+
+def _print_stream(request: Request) -> None:
+    """The text as it comes."""
+    for event in request:
+        sys.stdout.write(event.text)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+
+
+def _print_samples(completions: Sequence[Completion]) -> None:
+    for completion in completions:
+        print(f"--- sample {completion.sample_index} ({completion.finish_reason})")
+        print(completion.text)
 
 
 def _as_json(completion: Completion) -> dict[str, Any]:

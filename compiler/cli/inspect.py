@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+import runtime
+from compiler.cli.options import KvBlocks, KvMemory, MaxRequests, MaxStepTokens, SwapMemory, given
 from compiler.errors import CompileError
 from runtime.artifact import Artifact
 
@@ -42,8 +44,23 @@ def command(
             help="New tokens of each. Default: a decode step, and a prefill of 2048 of one request.", min=1
         ),
     ] = None,
+    memory: Annotated[
+        bool,
+        typer.Option(
+            "--memory", help="What loading takes of memory, part by part, beside what is free. Takes none."
+        ),
+    ] = False,
+    kv_memory: KvMemory = None,
+    kv_blocks: KvBlocks = None,
+    swap_memory: SwapMemory = None,
+    max_step_tokens: MaxStepTokens = None,
+    max_requests: MaxRequests = None,
+    length: Annotated[
+        list[int] | None,
+        typer.Option(help="With --memory: how many requests of so many tokens fit at once. Repeatable."),
+    ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the summary as one JSON object, the kernels as a list.")
+        bool, typer.Option("--json", help="Print one JSON object; of --kernels, a list.")
     ] = False,
 ) -> None:
     """Say what an artifact holds, what it needs, and how many bytes everything takes.
@@ -55,7 +72,21 @@ def command(
     octavo inspect model.octavo --kernels --target cuda:sm_90
 
     octavo inspect model.octavo --kernels --requests 64 --context 4000 --json
+
+    octavo inspect model.octavo --memory --kv-memory 2GiB --length 500 --length 4000
     """
+    options = given(
+        kv_memory=kv_memory,
+        kv_blocks=kv_blocks,
+        swap_memory=swap_memory,
+        max_step_tokens=max_step_tokens,
+        max_requests=max_requests,
+    )
+    if memory:
+        _memory(engine, target, options, length or [], as_json)
+        return
+    for name in (*options, *given(length=length)):
+        raise CompileError(f"--{name.replace('_', '-')}: goes with --memory. Add it")
     artifact = Artifact.open(engine, verify="fast")
     if target is not None:
         artifact.target(target)  # it must be there
@@ -67,6 +98,13 @@ def command(
         print(json.dumps(summary(artifact)))
     else:
         _show(artifact)
+
+
+def _memory(
+    engine: Path, target: str | None, options: dict[str, Any], lengths: list[int], as_json: bool
+) -> None:
+    plan = runtime.plan(engine, target=target, **options)
+    print(json.dumps(plan.as_json(lengths)) if as_json else plan.text(lengths))
 
 
 def _kernels(

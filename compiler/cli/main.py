@@ -19,11 +19,12 @@ def main(args: Sequence[str] | None = None) -> None:
     _open_missing_streams()
     given = sys.argv[1:] if args is None else list(args)
     try:
-        _app(given[:1])(args=given, prog_name="octavo")
+        code = _app(given[:1])(args=given or ["--help"], prog_name="octavo", standalone_mode=False)
     except Exception as error:
-        sys.exit(report(error))
+        code = report(error)
     except KeyboardInterrupt:
-        sys.exit(130)
+        code = 130
+    sys.exit(code)
 
 
 def _app(named: Sequence[str]) -> typer.Typer:
@@ -33,7 +34,6 @@ def _app(named: Sequence[str]) -> typer.Typer:
         help="Compile a language model's checkpoint into an engine artifact and run it.\n\n"
         "octavo compile CHECKPOINT -o model.octavo\n\n"
         'octavo generate model.octavo "The capital of France is"',
-        no_args_is_help=True,
         add_completion=False,
         rich_markup_mode="markdown",
         pretty_exceptions_enable=False,
