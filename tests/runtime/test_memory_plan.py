@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from runtime import MemoryPlan, RequestError, ResourceError, Sampling, machine
@@ -63,20 +65,50 @@ def test_so_many_requests_fit_at_once():
             plan.concurrent(length)
 
 
-def test_as_many_run_without_preemption_and_one_more_waits():
-    limits = Limits(64, 16)
-    counts = {"kv_blocks": 20}
+@pytest.mark.parametrize(
+    ("windows", "blocks", "step_tokens", "length", "most"),
+    [
+        # 72 tokens are 5 blocks
+        ((None,), 17, 64, 72, 3),
+        # and of a window of 9, in steps of 8, (9 + 8 + 14) // 16 + 1 = 2: the full group decides
+        ((None, 9), 24, 8, 72, 4),
+        # here the window does: 7 // 2
+        ((9,), 7, 8, 72, 3),
+        # 30 tokens are 2 blocks of a window of 200 as well
+        ((200, None), 11, 8, 30, 5),
+    ],
+)
+def test_as_many_run_at_once_and_one_more_does_not(windows, blocks, step_tokens, length, most):
+    groups = [KVGroup(1, window, 16, 1024, 64) for window in windows]
     plan = MemoryPlan.of(
-        [KVGroup(1, None, 16, 256, 16)], [20], target="cpu", place=Place("the host", None), limits=limits,
-        max_context=256, weight_bytes=0, workspace=WORK, swap_blocks=0,
+        groups, [blocks] * len(groups), target="cpu", place=Place("the host", None), max_context=256,
+        limits=Limits(step_tokens, 16), weight_bytes=0, workspace=WORK, swap_blocks=0,
     )  # fmt: skip
-    most = plan.concurrent(65)
-    assert most == 4  # 5 blocks each
-    with fake_engine(**counts, max_step_tokens=64) as engine:
-        requests = [engine.submit([i] * 50, Sampling(max_new_tokens=16)) for i in range(most)]
+    assert plan.concurrent(length) == most
+    for count in (most, most + 1):
+        together, preemptions = run_together(windows, blocks, step_tokens, length, count)
+        if count == most:
+            assert together == most and preemptions == 0
+        else:
+            assert together <= most or preemptions > 0
+
+
+def run_together(windows, blocks, step_tokens, length, count) -> tuple[int, int]:
+    """Requests that grow side by side to `length` tokens in the cache: the most in one step, preemptions.
+
+    The first step waits until all are submitted.
+    """
+    submitted = threading.Event()
+    with fake_engine(kv_blocks=blocks, windows=windows, max_step_tokens=step_tokens) as engine:
+        executor = engine._executor
+        forward = executor.forward
+        executor.forward = lambda step: submitted.wait(60) and forward(step)
+        sampling = Sampling(max_new_tokens=length - 1, ignore_eos=True)
+        requests = [engine.submit([20 + i, 20 + i], sampling) for i in range(count)]
+        submitted.set()
         for request in requests:
-            request.result()
-        assert engine.stats().preemptions == 0
+            assert len(request.result().token_ids) == length - 1
+        return max(requests for _, requests in executor.steps), engine.stats().preemptions
 
 
 @pytest.mark.parametrize(
