@@ -61,6 +61,17 @@ def test_generate_repeats_with_a_seed(demo_f32: Path) -> None:
     assert octavo(*args, "--seed", "5") == octavo(*args, "--seed", "5") != octavo(*args, "--seed", "6")
 
 
+def test_generate_samples_and_ends_in_time(demo_f32: Path) -> None:
+    asked = ("generate", str(demo_f32), "Once upon a time", "--temperature", "1", "--seed", "5")
+    options = ("--max-new-tokens", "3", "--kv-memory", "32MiB", "--max-requests", "2")
+    samples = json.loads(octavo(*asked, *options, "-n", "2", "--json"))["samples"]
+    assert [s["sample_index"] for s in samples] == [0, 1] and samples[0]["text"] != samples[1]["text"]
+    text = "".join(f"--- sample {i} (length)\n{s['text']}\n" for i, s in enumerate(samples))
+    assert octavo(*asked, *options, "-n", "2") == text
+    late = json.loads(octavo(*asked, "--max-new-tokens", "8000", "--timeout", "0.5", "--json"))
+    assert late["finish_reason"] == "timeout" and len(late["token_ids"]) < 7000
+
+
 def test_bench_gives_its_keys(demo_f32: Path) -> None:
     args = ("--prompt-tokens", "32", "--new-tokens", "8", "--requests", "2", "--repeats", "1")
     found = json.loads(octavo("bench", str(demo_f32), *args, "--json"))
