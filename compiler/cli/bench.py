@@ -56,7 +56,8 @@ def command(
 
     octavo bench model.octavo --target cuda:sm_90 --requests 64
     """
-    _check_context(engine, context_tokens)
+    if context_tokens:
+        _check_context(engine, context_tokens)
     workload = Workload(prompt_tokens, new_tokens, requests, context_tokens, seed)
     memory = given(
         kv_memory=kv_memory,
@@ -76,7 +77,7 @@ def command(
 def _check_context(engine: Path, context_tokens: int) -> None:
     """Only whole blocks are found in the prefix cache."""
     groups = Artifact.open(engine, verify="fast").manifest.kv_groups
-    if context_tokens and context_tokens % groups[0].block:
+    if context_tokens % groups[0].block:
         raise CompileError(
             f"--context-tokens {context_tokens}: must be a multiple of {groups[0].block}, {engine}'s KV block"
         )

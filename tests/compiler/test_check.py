@@ -101,3 +101,6 @@ def test_random_batches_differ_by_seed_and_cover_two_requests() -> None:
     first, second = random_batch(100, 64, seed=1), random_batch(100, 64, seed=2)
     assert any((a != b).any() for a, b in zip(first.requests, second.requests, strict=True))
     assert len(first.requests) == 2 and max(first.lengths) > 16
+    for block in (8, 16, 32, 64):
+        assert max(random_batch(100, 128, block).lengths) > block, "one block is all that is looked up"
+    assert max(random_batch(100, 10, 64).lengths) == 10

@@ -12,6 +12,9 @@ import pytest
 import compiler
 import runtime
 from codegen.kv_block import BLOCKS
+from compiler.cli import bench, inspect
+from compiler.errors import CompileError
+from runtime.artifact import Artifact
 from tests.model import tiny
 from tests.model.harness import Stepper
 
@@ -84,3 +87,10 @@ def test_forks_copy_a_block_and_prefixes_are_found_in_whole_blocks(
         assert again.cached_tokens == {8: 56, 16: 48, 32: 32, 64: 0}[block]
     assert all(tokens == found[16] for tokens in found.values())
     assert len({tuple(tokens) for tokens in found[16]}) == 3
+
+
+def test_bench_and_inspect_know_the_block_size(engines: dict[int, Path]) -> None:
+    for block, engine in engines.items():
+        assert [g["block"] for g in inspect.summary(Artifact.open(engine))["kv_groups"]] == [block]
+        with pytest.raises(CompileError, match=f"must be a multiple of {block}, "):
+            bench.command(engine, context_tokens=block * 3 // 2)
