@@ -245,6 +245,34 @@ class FakeDriverDevice:
         self.name = api.name
 
 
+class SmallDevice(FakeDriverDevice):
+    """Of which nothing can be taken. closed: how many were."""
+
+    closed = 0
+
+    def free_memory(self) -> int:
+        return 3 << 20
+
+    def close(self) -> None:
+        type(self).closed += 1
+
+
+def test_a_device_is_refused_before_anything_is_taken_of_it_or_mapped(tmp_path, monkeypatch):
+    machine(monkeypatch, cuda="sm_90")
+    monkeypatch.setattr(targets, "DriverDevice", SmallDevice)
+    monkeypatch.setattr(targets, "Weights", lambda *args: pytest.fail("the weights were mapped"))
+    root = artifact(tmp_path, "cuda:sm_90").root
+    has = "cuda:sm_90: a GPU of sm_90 has 3.0 MiB of memory free; this takes .* KV cache 4.0 MiB"
+    with pytest.raises(ResourceError, match=has):
+        runtime.load(root, kv_memory="4MiB", max_requests=1000)
+    with pytest.raises(ResourceError, match="the host has .* free; swap takes .* Lower swap_memory"):
+        runtime.load(root, kv_blocks=1, max_requests=1, swap_memory="100TiB")
+    assert SmallDevice.closed == 2
+    plan = runtime.plan(root, kv_memory="50%", max_requests=1000, target="cuda:sm_90")
+    held = plan.total_bytes - plan.kv_bytes
+    assert plan.kv_bytes == ((3 << 20) - held) // 2 // 2048 * 2048 and SmallDevice.closed == 3
+
+
 def test_kernels_are_built_once_for_another_gpu(tmp_path, monkeypatch, caplog):
     machine(monkeypatch, triton=True, cuda="sm_100")
     monkeypatch.setattr(targets, "DriverDevice", FakeDriverDevice)
