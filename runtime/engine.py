@@ -120,8 +120,6 @@ class Engine:
         ids = np.concatenate([ids[:common], more])
         service = replace(parent.service, timeout_s=timeout_s)
         self._check(ids, sampling, service)
-        if parent.sampling.beams > 1:  # nobody else knows what its sequences hold beyond the prompt
-            common = seq.prompt_tokens
         return self.enqueue(ids, sampling, parent.prompt_index, service, (seq, common))
 
     def enqueue(

@@ -129,17 +129,18 @@ def test_one_block_less_is_refused() -> None:
 @pytest.mark.parametrize("evict", [False, True])
 @pytest.mark.parametrize("prefix_cache", [False, True])
 def test_preemption_between_any_two_steps_changes_nothing(prefix_cache, evict) -> None:
-    """Some of a request's beams may have their rows, and others not."""
-    sampling, prompt = SAMPLINGS[2], PROMPTS[2]
-    with fake_engine(eos=ENDS, max_step_tokens=2, prefix_cache=prefix_cache, max_requests=4) as engine:
-        core, steps = engine._core, [0]
+    """All beams at once, also when some of them have their rows and others not."""
+    sampling, prompt, rng = SAMPLINGS[2], PROMPTS[2], np.random.default_rng(1)
+    with fake_engine(eos=ENDS, max_step_tokens=2, prefix_cache=prefix_cache) as engine:
+        core, waited = engine._core, []
         go = core.step
 
         def step() -> bool:
-            steps[0] += 1
             running = core.scheduler.running
-            if running and steps[0] % 7 == 0 and steps[0] < 1500:
-                core.scheduler._preempt(running[steps[0] % len(running)], "the test wants it")
+            if len(running) > 1 and rng.random() < 0.02:
+                waited.append(sum(seq.computed == seq.num_tokens for seq in running))
+                core.scheduler._preempt(running[rng.integers(len(running))], "the test wants it")
+                assert not running, "beams are preempted as one"
                 if evict:  # nobody holds blocks now
                     engine._cache.pools[0].__init__(engine._cache.pools[0].num_blocks)
             done = go()
@@ -147,8 +148,19 @@ def test_preemption_between_any_two_steps_changes_nothing(prefix_cache, evict) -
             return done
 
         core.step = step
-        check(prompt, sampling, engine.submit(prompt, sampling).results(60))
-        assert engine.stats().preemptions > 10
+        for _ in range(6):
+            check(prompt, sampling, engine.submit(prompt, sampling).results(60))
+        assert waited.count(0) > 0 and len(waited) > waited.count(0)
+
+
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_beams_that_find_no_room_to_fork_are_computed_again(prefix_cache) -> None:
+    prompt, sampling = PROMPTS[3], Sampling(24, beams=4, n=4, logprobs=2, ignore_eos=True)
+    with fake_engine(prefix_cache=prefix_cache, max_step_tokens=17) as engine:
+        engine._cache.fork = lambda parent, child, computed: False
+        check(prompt, sampling, engine.submit(prompt, sampling).results(60), ends=())
+        assert engine.stats().forks == 0 and (engine.stats().prefix_hits > 20) == prefix_cache
+        engine._core.scheduler.check()
 
 
 def test_beams_share_their_prompt_and_copy_one_block() -> None:
