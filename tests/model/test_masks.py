@@ -21,16 +21,6 @@ def positions(length: int, device: torch.device) -> tuple[torch.Tensor, torch.Te
     return at[:, None], at[None, :]
 
 
-def window(length: int, device: torch.device) -> torch.Tensor:
-    q, k = positions(length, device)
-    return (k > q) | (q - k >= 12)
-
-
-def chunked(length: int, device: torch.device) -> torch.Tensor:
-    q, k = positions(length, device)
-    return (k > q) | (q // 20 != k // 20)
-
-
 def dilated(length: int, device: torch.device) -> torch.Tensor:
     """Every third key, and the two before: no window, no chunk."""
     q, k = positions(length, device)
@@ -68,7 +58,7 @@ def ahead_from_far(length: int, device: torch.device) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "mask",
-    [window, chunked, dilated, RandomTable()],
+    [dilated, RandomTable()],  # test_user_modules has windows and chunks
     ids=lambda m: type(m).__name__ if isinstance(m, nn.Module) else m.__name__,
 )
 def test_a_mask_that_never_looks_ahead_is_run_right(mask: tiny.Mask, tmp_path: Path) -> None:

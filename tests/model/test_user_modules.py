@@ -9,7 +9,7 @@ three to the bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,19 @@ class EinsumAttention(nn.Module):
         scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(SIZE)
         attended = torch.einsum("bhqk,bkhd->bqhd", fill(self, scores).softmax(-1), v)
         return torch.einsum("bqhd,hdc->bqc", attended, self.out)
+
+
+class InTurn(nn.Module):
+    """Attention of several forms, a layer each: one compile for all of them."""
+
+    def __init__(self, attends: Sequence[Attend]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(map(Attention, attends))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
 
 
 class Model(nn.Module):
@@ -175,6 +188,11 @@ def window_and_first(m: Any, s: Any) -> Any:
     return s.masked_fill(~((k <= q) & ((q - k < 9) | (k < 4))), -math.inf)
 
 
+def wider_window_and_first(m: Any, s: Any) -> Any:
+    q, k = qk(s)
+    return s.masked_fill(~((k <= q) & ((q - k < 10) | (k < 4))), -math.inf)
+
+
 def alibi(m: Any, s: Any) -> Any:
     q, k = qk(s)
     return (s + m.slopes[:, None, None] * (k - q)).masked_fill(k > q, -math.inf)
@@ -204,11 +222,12 @@ def float_mask(m: Any, q: Any, k: Any, v: Any) -> Any:
     return sdpa(q, k, v, attn_mask=m.added[:size, :size], scale=0.25)
 
 
-WRITTEN_OUT = (
-    fill, fill_lowest, choose, add_triangle, positions_only, flags, added, indexed, chunked, window,
-    window_and_first, alibi,
-)  # fmt: skip
-ATTENDS = (*map(masked, WRITTEN_OUT), sinks, flagged, grouped, bool_mask, float_mask)
+FORMS: dict[str, Sequence[Attend]] = {
+    "causal": [masked(f) for f in (fill, fill_lowest, choose, add_triangle)],
+    "by position": [masked(f) for f in (positions_only, chunked, window, window_and_first)],
+    "by buffer": [masked(f) for f in (flags, added, indexed, alibi)],
+    "torch's own": [flagged, grouped, bool_mask, float_mask, sinks],
+}
 
 
 def rolling_steps(budget: int) -> list[list[tuple[int, int, int]]]:
@@ -228,7 +247,7 @@ def rolling_steps(budget: int) -> list[list[tuple[int, int, int]]]:
     return steps
 
 
-def check(model: nn.Module, out: Path) -> None:
+def check(model: nn.Module, out: Path, reference: nn.Module | None = None) -> None:
     compiler.compile(model, out, max_context=CONTEXT, isa=tiny.ISA)
     stepper = Stepper(out, CONTEXT)
     rng = np.random.default_rng(0)
@@ -236,15 +255,22 @@ def check(model: nn.Module, out: Path) -> None:
     together = stepper.batch(prompts, [[(r, 0, n) for r, n in enumerate(LENGTHS)]])
     in_chunks = stepper.batch(prompts, rolling_steps(BUDGET))
     for ids, batched, cut in zip(prompts, together, in_chunks, strict=True):
-        expected = tiny.reference_logits(model, ids).numpy()
+        expected = tiny.reference_logits(reference or model, ids).numpy()
         alone = stepper.logits(ids)
         assert np.abs(alone - expected).max() < TOLERANCE * expected.std(), len(ids)
         assert np.array_equal(alone, batched) and np.array_equal(alone, cut), len(ids)
 
 
-@pytest.mark.parametrize("attend", ATTENDS, ids=lambda f: f.__name__)
-def test_logits_are_eager_torchs(attend: Attend, tmp_path: Path) -> None:
-    check(made(Attention(attend)), tmp_path / "m.octavo")
+@pytest.mark.parametrize("forms", FORMS)
+def test_logits_are_eager_torchs(forms: str, tmp_path: Path) -> None:
+    check(made(InTurn(FORMS[forms])), tmp_path / "m.octavo")
+
+
+def test_one_wrong_mask_among_several_is_noticed(tmp_path: Path) -> None:
+    """The comparison can fail: the compiled model looks one key further back, in one layer of four."""
+    first, last = FORMS["by position"][:-1], masked(wider_window_and_first)
+    with pytest.raises(AssertionError, match=r"^15\b"):
+        check(made(InTurn([*first, last])), tmp_path / "m.octavo", made(InTurn(FORMS["by position"])))
 
 
 def test_logits_of_torchs_own_attention_module(tmp_path: Path) -> None:
