@@ -29,7 +29,7 @@ def chain_root(salt: bytes, *keys: bytes) -> bytes:
     return root
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sealed:
     """What a full block holds: its chained hash, its parent's, and its own token ids as bytes."""
 
