@@ -19,9 +19,10 @@ def examples(few: int, steps: int = 50) -> settings:
     )
 
 
-def happened(totals: Counter[str], kinds: tuple[str, ...]) -> str:
-    """The totals as text. Asserts that each of these kinds is among them: else nothing was tried of it."""
+def happened(totals: Counter[str], kinds: tuple[str, ...], *, always: bool = False) -> str:
+    """The totals as text. Asserts that each of these kinds is among them, else none was tried: always,
+    or where there are many examples; a few may miss one."""
     said = ", ".join(f"{kind} {count}" for kind, count in sorted(totals.items()))
     missing = [kind for kind in kinds if not totals[kind]]
-    assert not missing, f"it never happened: {missing}; {said}"
+    assert not missing or not (always or "OCTAVO_EXAMPLES" in os.environ), f"never: {missing}; {said}"
     return said

@@ -208,6 +208,8 @@ class EngineMachine(RuleBasedStateMachine):
             return
         try:
             self.finish()
+            self.totals.update(self.core.log.events)
+            self.totals["samples"] += self.core.counters.finished_samples
         finally:
             self.engine.close()
 
@@ -224,8 +226,6 @@ class EngineMachine(RuleBasedStateMachine):
         stats = self.engine.stats()
         assert stats.blocks_used == [0] * len(stats.blocks_total) and not self.core.scheduler.cache._coming
         assert all(len(free) == self.places for free in self.core.scheduler.swap._free)
-        self.totals.update(self.core.log.events)
-        self.totals["samples"] += stats.finished_samples
 
     def compare(self, request: Request, prompt: tuple[int, ...]) -> None:
         """With what it gives alone, or with as much of that as there was time for."""
@@ -244,6 +244,33 @@ class EngineMachine(RuleBasedStateMachine):
             events = [e for e in request._events if e.sample_index == completion.sample_index]
             if request.sampling.beams == 1:
                 assert [e.token_id for e in events if e.token_id is not None] == found.token_ids
+
+
+HAPPENS = (
+    "prefix_hit", "fork", "copy_on_write", "evict", "preempt", "swap_out", "swap_in", "pin", "unpin",
+    "cancelled", "timeout", "forked requests", "refused", "samples",
+)  # fmt: skip
+
+
+def one_of_each(machine: EngineMachine) -> None:
+    """Everything that hypothesis may do, once, by name. The machine has started, with room for 12 blocks of 8
+    tokens in each group, and with places on the host."""
+    plain = dict(priority=0, cache_salt="")
+    search = Sampling(6, beams=2, n=2, seed=0, logprobs=1)
+    machine.pin(2, 24)
+    machine.turn(3)
+    machine.submit(2, 40, Sampling(9, 0.7, seed=1, n=3, logprobs=2, prompt_logprobs=1), plain)
+    machine.submit(0, 47, Sampling(300, seed=0), plain)
+    machine.many_turns(12)
+    machine.fork(0, 0, 1, 3, Sampling(5, 1.5, top_k=7, seed=2))
+    machine.cancel(-1)
+    machine.release(0)
+    machine.crowd(17, 4, 1.5, plain)
+    machine.run_out_of_time(-1)
+    machine.submit(1, 30, search, plain)
+    machine.fork(2, 0, 2, 0, search)
+    machine.many_turns(25)
+    machine.teardown()
 
 
 def cut(alone: Alone, found: Alone) -> Alone:

@@ -16,7 +16,7 @@ from runtime.completion import TokenLogprob
 from runtime.errors import EngineError
 from tests.examples import examples, happened
 from tests.runtime.fake import VOCAB, fake_engine, logits_of, mix
-from tests.runtime.schedules import Alone, EngineMachine, prompts, stepped
+from tests.runtime.schedules import HAPPENS, Alone, EngineMachine, one_of_each, prompts, stepped
 
 CONTEXT = 64
 EOS = (5, 11)
@@ -169,12 +169,17 @@ class FakeMachine(EngineMachine):
         assert all(a.number + 1 == b.number for a, b in pairwise(self.core.log.since()))
 
 
-HAPPENS = ("prefix_hit", "fork", "copy_on_write", "evict", "preempt", "swap_out", "swap_in", "pin", "unpin",
-           "cancelled", "timeout", "fail", "forked requests", "refused", "samples")  # fmt: skip
+DEFINITIONS = {windows: Definition(windows) for windows in WINDOWS}
+
+
+def test_one_of_each_gives_what_the_model_says():
+    machine = FakeMachine(Counter(), DEFINITIONS)
+    machine.start(8, (None, 10), (96, 96), 16, 4, 5, True, 40)
+    one_of_each(machine)
+    happened(machine.totals, HAPPENS, always=True)
 
 
 def test_any_schedule_gives_what_the_model_says(record_property):
     totals: Counter[str] = Counter()
-    definitions = {windows: Definition(windows) for windows in WINDOWS}
-    run_state_machine_as_test(partial(FakeMachine, totals, definitions), settings=examples(30, steps=30))
-    record_property("totals", happened(totals, HAPPENS))
+    run_state_machine_as_test(partial(FakeMachine, totals, DEFINITIONS), settings=examples(25, steps=30))
+    record_property("totals", happened(totals, (*HAPPENS, "fail", "failed requests")))
