@@ -126,10 +126,11 @@ class FaultyTokenizer:
 
 def install(engine: Engine, faults: Faults, spoil: Spoil = spoil_row) -> None:
     """Before the first request."""
-    inner = core(engine)
+    inner: Any = core(engine)
     inner.executor = inner._sampler._executor = FaultyExecutor(inner.executor, faults, spoil)
     if engine.tokenizer is not None:
-        engine.tokenizer = FaultyTokenizer(engine.tokenizer, faults)
+        faulty: Any = FaultyTokenizer(engine.tokenizer, faults)
+        engine.tokenizer = faulty
     _refuse_blocks(engine, faults)
 
 
