@@ -11,8 +11,8 @@ from runtime.errors import ArtifactError, EngineError, OctavoError, RequestError
 from runtime.generate import generate
 from runtime.load import load
 from runtime.log import LogEntry
-from runtime.memory_plan import MemoryPlan
-from runtime.memory_target import plan
+from runtime.memory.plan import MemoryPlan
+from runtime.memory.target import plan
 from runtime.request import Request
 from runtime.sampling import Sampling
 from runtime.stats import Stats

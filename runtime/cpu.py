@@ -19,7 +19,7 @@ from runtime.artifact import Artifact
 from runtime.errors import ArtifactError, EngineError, ResourceError
 from runtime.executor import SampleArgs, Sampled, broken_rows
 from runtime.manifest import Fields, parse_json
-from runtime.memory import anonymous
+from runtime.memory.mapping import anonymous
 from runtime.scheduler import Limits
 from runtime.step import Step
 from runtime.weights import Weights

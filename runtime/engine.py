@@ -17,7 +17,7 @@ from runtime.kv.swap import Swap
 from runtime.log import LogEntry
 from runtime.loop import Loop
 from runtime.manifest import Model
-from runtime.memory_plan import MemoryPlan
+from runtime.memory.plan import MemoryPlan
 from runtime.output import Output
 from runtime.prefix import Prefix
 from runtime.prompt import Prompt, encode, encode_rest

@@ -15,9 +15,9 @@ from runtime.kv.cache import Cache
 from runtime.kv.group import Group
 from runtime.kv.swap import Swap
 from runtime.manifest import CpuTarget, GpuTarget
-from runtime.memory_budget import Asked
-from runtime.memory_plan import MemoryPlan
-from runtime.memory_target import choose_target, plan_cpu, plan_gpu
+from runtime.memory.options import Options
+from runtime.memory.plan import MemoryPlan
+from runtime.memory.target import choose_target, plan_cpu, plan_gpu
 from runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -53,13 +53,13 @@ def load(
     plan, which `plan` gives without loading.
     """
     num_threads = machine.default_threads() if threads is None else threads
-    asked = Asked.of(kv_blocks, kv_memory, max_step_tokens, max_requests, swap_memory, num_threads)
+    options = Options.of(kv_blocks, kv_memory, max_step_tokens, max_requests, swap_memory, num_threads)
     artifact = Artifact.open(path, verify=verify, digest=digest)
     found = artifact.target(choose_target(artifact) if target is None else target)
     if isinstance(found, CpuTarget):
-        executor, memory = _open_cpu(artifact, asked, num_threads, isa)
+        executor, memory = _open_cpu(artifact, options, num_threads, isa)
     elif isa is None:
-        executor, memory = _open_gpu(artifact, found, asked)
+        executor, memory = _open_gpu(artifact, found, options)
     else:
         todo = "Leave it out, or load for the target cpu"
         raise ResourceError(f"isa = {isa!r} with the target {found.name}", todo=todo)
@@ -70,30 +70,30 @@ def load(
         salt=os.urandom(16),
     )
     model, swap = artifact.manifest.model, Swap(cache, memory.swap_blocks)
-    return Engine(executor, model, cache, asked.limits, Tokenizer.of(artifact), swap, memory)
+    return Engine(executor, model, cache, options.limits, Tokenizer.of(artifact), swap, memory)
 
 
-def _open_cpu(artifact: Artifact, asked: Asked, threads: int, isa: str | None) -> tuple[Executor, MemoryPlan]:
+def _open_cpu(
+    artifact: Artifact, options: Options, threads: int, isa: str | None
+) -> tuple[Executor, MemoryPlan]:
     artifact.weights()  # there are some
-    memory = plan_cpu(artifact, asked)
+    memory = plan_cpu(artifact, options)
     memory.check()
-    swap_blocks = memory.swap_blocks
-    return CpuExecutor(
-        artifact, asked.limits, memory.num_blocks, threads, isa, swap_blocks=swap_blocks
-    ), memory
+    swap, blocks = memory.swap_blocks, memory.num_blocks
+    return CpuExecutor(artifact, options.limits, blocks, threads, isa, swap_blocks=swap), memory
 
 
-def _open_gpu(artifact: Artifact, target: GpuTarget, asked: Asked) -> tuple[GpuExecutor, MemoryPlan]:
+def _open_gpu(artifact: Artifact, target: GpuTarget, options: Options) -> tuple[GpuExecutor, MemoryPlan]:
     from runtime.gpu.executor import GpuExecutor  # not loaded where there are none
     from runtime.gpu.targets import open_device, place_of, read_compiled
 
     device, kernels = open_device(artifact, target)
     try:
-        memory = plan_gpu(artifact, target, asked, place_of(device, target))
+        memory = plan_gpu(artifact, target, options, place_of(device, target))
         memory.check()
         compiled = read_compiled(artifact, target, kernels)
     except BaseException:
         device.close()
         raise
-    swap_blocks = memory.swap_blocks
-    return GpuExecutor(device, compiled, asked.limits, memory.num_blocks, swap_blocks=swap_blocks), memory
+    swap, blocks = memory.swap_blocks, memory.num_blocks
+    return GpuExecutor(device, compiled, options.limits, blocks, swap_blocks=swap), memory

@@ -23,7 +23,7 @@ import numpy as np
 from runtime import machine
 from runtime.errors import ArtifactError, ResourceError
 from runtime.manifest import Fields, parse_json
-from runtime.memory import anonymous
+from runtime.memory.mapping import anonymous
 
 MAX_HEADER = 100 << 20
 ALIGNMENT = 64

@@ -12,7 +12,7 @@ from runtime.gpu.plan import Plan
 from runtime.gpu.sampler import SECTIONS, sampler_room
 from runtime.gpu.steps import step_room
 from runtime.manifest import KVGroup, Model
-from runtime.memory_plan import MemoryPlan, Place
+from runtime.memory.plan import MemoryPlan, Place
 from runtime.scheduler import Limits
 from runtime.weights import Weights
 

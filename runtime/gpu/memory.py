@@ -9,7 +9,7 @@ from runtime.gpu.plan import Plan
 from runtime.gpu.sampler import sampler_bytes
 from runtime.gpu.steps import step_bytes
 from runtime.manifest import KVGroup, Model
-from runtime.memory_plan import Workspace
+from runtime.memory.plan import Workspace
 from runtime.scheduler import Limits
 from runtime.weights import Weights
 

@@ -20,7 +20,7 @@ from runtime.gpu.plan import Plan
 from runtime.gpu.rebuild import rebuilt
 from runtime.gpu.vendor import Api, Unavailable
 from runtime.manifest import GpuTarget
-from runtime.memory_plan import DEVICE_PERCENT, Place
+from runtime.memory.plan import DEVICE_PERCENT, Place
 from runtime.weights import Weights
 
 FIRST_OF_ITS_OWN = 90  # from compute capability 9.0 on, binaries are of one architecture alone

@@ -9,8 +9,8 @@ import pytest
 from runtime import MemoryPlan, RequestError, ResourceError, Sampling, machine
 from runtime.kv.budget import Budget, plan_blocks
 from runtime.manifest import KVGroup, Model
-from runtime.memory_budget import Asked
-from runtime.memory_plan import Place, Workspace
+from runtime.memory.options import Options
+from runtime.memory.plan import Place, Workspace
 from runtime.scheduler import Limits
 from tests.runtime.fake import fake_engine
 
@@ -24,8 +24,8 @@ WORK = Workspace(arena=1000, logits=2000, sampler=300, inputs=40)
 def planned(
     free=10**9, groups=(FULL, WINDOW), *, host=None, kv_blocks=None, kv_memory=None, swap_memory=0
 ) -> MemoryPlan:
-    asked = Asked.of(kv_blocks, kv_memory, 32, 4, swap_memory)
-    return asked.plan("cpu", Place("the host", free, host), MODEL, groups, 5000, WORK)
+    options = Options.of(kv_blocks, kv_memory, 32, 4, swap_memory)
+    return options.plan("cpu", Place("the host", free, host), MODEL, groups, 5000, WORK)
 
 
 def test_memory_is_shared_by_need():

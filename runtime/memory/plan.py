@@ -10,7 +10,7 @@ from runtime import machine
 from runtime.errors import RequestError, ResourceError
 from runtime.kv.group import Group
 from runtime.manifest import KVGroup
-from runtime.memory_table import in_units, table
+from runtime.memory.table import in_units, table
 from runtime.scheduler import Limits
 
 HOST_PERCENT = 50.0  # of free memory for the KV cache, where nothing is asked for

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runtime.memory_plan import GroupMemory, MemoryPlan
+    from runtime.memory.plan import GroupMemory, MemoryPlan
 
 Row = tuple[str, str, int | None]  # what, of what, bytes (None: unknown)
 

@@ -1,4 +1,4 @@
-"""A place's memory, divided as load() was asked to."""
+"""What load() is given that decides on memory, and a place's memory divided by it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from runtime import machine
 from runtime.errors import ResourceError
 from runtime.kv.budget import Budget, plan_blocks
 from runtime.manifest import KVGroup, Model
-from runtime.memory_plan import MemoryPlan, Place, Workspace
+from runtime.memory.plan import MemoryPlan, Place, Workspace
 from runtime.scheduler import Limits
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Options of load() that decide on memory. threads: None for the cores here."""
+class Options:
+    """threads: None for the cores here."""
 
     limits: Limits
     budget: Budget
@@ -31,7 +31,7 @@ class Asked:
         max_requests: int | None,
         swap_memory: int | str,
         threads: int | None = None,
-    ) -> Asked:
+    ) -> Options:
         """Raises ResourceError for a value that is none."""
         limits = Limits(
             _count("max_step_tokens", max_step_tokens, Limits.max_step_tokens),
@@ -39,7 +39,7 @@ class Asked:
         )
         threads = None if threads is None else _count("threads", threads, 1)
         budget = Budget.of(kv_blocks, kv_memory)
-        return Asked(limits, budget, machine.parse_bytes(swap_memory), threads)
+        return Options(limits, budget, machine.parse_bytes(swap_memory), threads)
 
     def plan(
         self,

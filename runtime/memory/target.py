@@ -8,8 +8,8 @@ from runtime import machine
 from runtime.artifact import Artifact
 from runtime.cpu import Plan
 from runtime.manifest import CpuTarget, GpuTarget, KVGroup, Model
-from runtime.memory_budget import Asked
-from runtime.memory_plan import MemoryPlan, Place, Workspace
+from runtime.memory.options import Options
+from runtime.memory.plan import MemoryPlan, Place, Workspace
 from runtime.sampling import MAX_LOGPROBS
 from runtime.scheduler import Limits
 
@@ -34,14 +34,14 @@ def plan(
     without such a GPU, and of an artifact of shapes alone, it says what is unknown. Raises ArtifactError,
     ResourceError.
     """
-    asked = Asked.of(kv_blocks, kv_memory, max_step_tokens, max_requests, swap_memory)
+    options = Options.of(kv_blocks, kv_memory, max_step_tokens, max_requests, swap_memory)
     artifact = Artifact.open(path, verify="fast")
     found = artifact.target(choose_target(artifact) if target is None else target)
     if isinstance(found, CpuTarget):
-        return plan_cpu(artifact, asked)
+        return plan_cpu(artifact, options)
     from runtime.gpu.targets import find_place  # not loaded where there are none
 
-    return plan_gpu(artifact, found, asked, *find_place(found))
+    return plan_gpu(artifact, found, options, *find_place(found))
 
 
 def choose_target(artifact: Artifact) -> str:
@@ -58,11 +58,11 @@ def choose_target(artifact: Artifact) -> str:
     return "cpu" if "cpu" in targets or not targets else next(iter([*interpreted, *targets]))
 
 
-def plan_cpu(artifact: Artifact, asked: Asked) -> MemoryPlan:
+def plan_cpu(artifact: Artifact, options: Options) -> MemoryPlan:
     """The weights count as their file, which is mapped, or copied once into huge pages."""
     manifest, target = artifact.manifest, artifact.cpu
-    limits, model = asked.limits, manifest.model
-    threads = machine.default_threads() if asked.threads is None else asked.threads
+    limits, model = options.limits, manifest.model
+    threads = machine.default_threads() if options.threads is None else options.threads
     work = Workspace(
         arena=Plan.parse(artifact.read(target.plan), target.plan).arena_bytes(limits),
         logits=limits.max_rows * model.vocab_size * 4,
@@ -71,18 +71,18 @@ def plan_cpu(artifact: Artifact, asked: Asked) -> MemoryPlan:
     )
     weight_bytes = None if target.weights is None else manifest.files[target.weights].bytes
     unknown = [SHAPES_ALONE] if weight_bytes is None else []
-    return asked.plan("cpu", Place.host(), model, manifest.kv_groups, weight_bytes, work, unknown)
+    return options.plan("cpu", Place.host(), model, manifest.kv_groups, weight_bytes, work, unknown)
 
 
 def plan_gpu(
-    artifact: Artifact, target: GpuTarget, asked: Asked, place: Place, unknown: str | None = None
+    artifact: Artifact, target: GpuTarget, options: Options, place: Place, unknown: str | None = None
 ) -> MemoryPlan:
     """place: of its device. unknown: why its free memory is."""
     from runtime.gpu.memory import count_workspace, weight_offsets
     from runtime.gpu.plan import Plan as Launches
     from runtime.weights import tensor_bytes
 
-    manifest, limits = artifact.manifest, asked.limits
+    manifest, limits = artifact.manifest, options.limits
     launches = Launches.parse(artifact.read(target.plan), target.plan)
     work = count_workspace(launches, limits, manifest.model, manifest.kv_groups)
     notes, weight_bytes = [SHAPES_ALONE], None
@@ -91,7 +91,7 @@ def plan_gpu(
         notes, (_, weight_bytes) = [], weight_offsets(sizes)
     if unknown is not None:
         notes.append(unknown)
-    return asked.plan(target.name, place, manifest.model, manifest.kv_groups, weight_bytes, work, notes)
+    return options.plan(target.name, place, manifest.model, manifest.kv_groups, weight_bytes, work, notes)
 
 
 def sampler_bytes(limits: Limits, model: Model, threads: int) -> int:
