@@ -22,7 +22,7 @@ import numpy as np
 from compiler.check import Batch, pack_step, random_batch
 from compiler.errors import CompileError
 from runtime.artifact import Artifact
-from runtime.cpu import CpuExecutor
+from runtime.cpu.executor import CpuExecutor
 from runtime.errors import ArtifactError, OctavoError
 from runtime.executor import Executor
 from runtime.gpu.executor import GpuExecutor

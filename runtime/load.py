@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from runtime import machine
 from runtime.artifact import Artifact, Verify
-from runtime.cpu import CpuExecutor
+from runtime.cpu.executor import CpuExecutor
 from runtime.engine import Engine
 from runtime.errors import ResourceError
 from runtime.executor import Executor
@@ -17,7 +17,8 @@ from runtime.kv.swap import Swap
 from runtime.manifest import CpuTarget, GpuTarget
 from runtime.memory.options import Options
 from runtime.memory.plan import MemoryPlan
-from runtime.memory.target import choose_target, plan_cpu, plan_gpu
+from runtime.memory.target import plan_cpu, plan_gpu
+from runtime.targets import choose_target
 from runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from codegen.costs import StepShape
 from compiler.errors import CompileError
 from compiler.profile.timeline import Timeline
 from runtime.artifact import Artifact
-from runtime.cpu import CpuExecutor
+from runtime.cpu.executor import CpuExecutor
 from runtime.scheduler import Limits
 from runtime.step import Step
 

@@ -15,7 +15,8 @@ import pytest
 import runtime
 from runtime import ArtifactError, EngineError, ResourceError, Sampling, machine
 from runtime.artifact import Artifact
-from runtime.cpu import CpuExecutor, Plan
+from runtime.cpu.executor import CpuExecutor
+from runtime.cpu.plan import Plan
 from runtime.executor import SampleArgs
 from runtime.scheduler import Limits
 from runtime.weights import Weights

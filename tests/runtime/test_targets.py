@@ -21,7 +21,7 @@ from runtime.gpu.kernels import parse_kernels
 from runtime.gpu.targets import best, runs
 from runtime.gpu.vendor import Unavailable
 from runtime.manifest import GpuTarget
-from runtime.memory.target import choose_target
+from runtime.targets import choose_target
 from tests.runtime import made
 from tests.runtime.fake_device import raw_plan
 
