@@ -65,6 +65,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.kept: list[Sequence] = []  # pinned prefixes that are computed
         self._waiting: list[tuple[tuple[int, int, int], Sequence]] = []  # a heap
+        self._sweep_at = 64  # its size at which those that are finished are taken out
 
     @property
     def num_waiting(self) -> int:
@@ -83,9 +84,14 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         heapq.heappush(self._waiting, (seq.order, seq))
+        if len(self._waiting) >= self._sweep_at:
+            self._waiting = [place for place in self._waiting if not place[1].finished]
+            heapq.heapify(self._waiting)
+            self._sweep_at = max(64, 2 * len(self._waiting))
 
     def remove(self, seq: Sequence) -> None:
-        """Forget a finished sequence, wherever it is. (In the heap it is skipped when it comes up.)"""
+        """Forget a finished sequence, wherever it is. (In the heap it is skipped when it comes up, or swept
+        out when the heap has grown.)"""
         seq.finished = True
         self.swap.drop(seq)
         if seq.kept:
@@ -113,6 +119,8 @@ class Scheduler:
                 break
             self._preempt(self.running[-1], "older samples wait for each other")
             chunks = self._next_chunks()
+        if not chunks and not self.running and self._waiting:
+            chunks = self._next_chunks()  # what is alone now, but lacked a block to copy to, starts anew
         return chunks
 
     def fork(self, parent: Sequence, child: Sequence, computed: int) -> None:
@@ -192,6 +200,15 @@ class Scheduler:
                 return False
         return True
 
+    def _restore(self, seq: Sequence) -> bool:
+        """Whether it can start: with what the host holds or, where that finds no room although nothing runs,
+        without. It then shares blocks of pinned prefixes, of which the host has copies."""
+        if self.swap.restore(seq, self.limits.max_step_tokens, self.running):
+            return True
+        if not self.running:
+            self.swap.drop(seq)
+        return not self.running
+
     def _preempt(self, victim: Sequence, cause: str) -> None:
         """Take a sequence and its peers off their blocks; they wait."""
         for seq in [seq for seq in self.running if seq in victim.peers]:
@@ -209,8 +226,9 @@ class Scheduler:
         if not self._waiting or len(self.running) >= self.limits.max_requests:
             return None
         seq = self._waiting[0][1]
-        start = self.swap.restore if self.swap.holds(seq) else self.cache.admit
-        if not start(seq, self.limits.max_step_tokens, self.running):
+        if self.swap.holds(seq) and not self._restore(seq):
+            return None
+        if not seq.tables and not self.cache.admit(seq, self.limits.max_step_tokens, self.running):
             return None
         heapq.heappop(self._waiting)
         if seq.cached_tokens is None:

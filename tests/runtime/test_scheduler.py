@@ -124,3 +124,34 @@ def test_a_cancelled_sequence_gives_its_places_back():
     core.cancel(second)
     core.scheduler.check()
     assert len(core.scheduler.swap._free[0]) == 3
+
+
+def test_what_the_host_holds_gives_way_to_sharing_with_a_pinned_prefix():
+    core = build(MACHINE | dict(prefix_cache=True, spare_blocks=0, places=20))  # 6 blocks
+    wanted = dict(word=0, length=40, new=44, n=1, score=False)
+    request, prefix = make(0, wanted), make(1, dict(wanted, length=32, new=0))
+    core.add(request)
+    while request.sequences[0].num_tokens < 70:
+        core.step()
+    core.scheduler._preempt(request.sequences[0], "a test")
+    core.add(other := make(2, dict(wanted, word=1, length=80, new=4)))  # evicts what it held
+    core.scheduler._waiting.reverse()  # is computed first
+    while not other.done:
+        core.step()
+    (seq,) = prefix.sequences
+    seq.order, seq.kept = (-1, 1, 0), True
+    core.pin(prefix)
+    while core.busy:
+        core.step()
+        core.scheduler.check()
+    assert seq in core.scheduler.kept and core.log.amounts["swap_out"] == 5
+    check(0, request.result(), wanted, [None])
+
+
+def test_those_who_left_the_queue_leave_its_memory():
+    core, _ = crowded(0)
+    core.step()
+    for number in range(2, 500):
+        core.add(late := make(number, CROWD[1]))
+        core.cancel(late)
+    assert len(core.scheduler._waiting) <= 64
