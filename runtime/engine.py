@@ -248,6 +248,6 @@ class Engine:
             ) from error
 
     def _check_room(self, request: Request) -> None:
-        ids = request.sequences[0].prompt
+        seq, pins = request.sequences[0], self._cache.pins.without(request.sequences[0])
         context, step_tokens = self.model.max_context, self.limits.max_step_tokens
-        check_room(ids, request.sampling, request.service, context, self._cache, step_tokens)
+        check_room(seq.prompt, request.sampling, request.service, context, self._cache, step_tokens, pins)

@@ -6,6 +6,7 @@ import numpy as np
 
 from runtime.errors import RequestError
 from runtime.kv.cache import Cache
+from runtime.kv.pins import Pins
 from runtime.manifest import Model
 from runtime.sampling import MAX_BEAMS, Sampling
 from runtime.service import Service
@@ -45,7 +46,7 @@ def check_servable(
                 where="sampling",
                 todo=f"Use at most {model.vocab_size}, the vocabulary",
             )
-    check_room(ids, sampling, service, context, cache, step_tokens)
+    check_room(ids, sampling, service, context, cache, step_tokens, cache.pins)
 
 
 def check_beams(sampling: Sampling, num_ends: int, vocab_size: int, max_requests: int) -> None:
@@ -68,29 +69,49 @@ def check_beams(sampling: Sampling, num_ends: int, vocab_size: int, max_requests
 
 
 def check_room(
-    ids: np.ndarray, sampling: Sampling, service: Service, context: int, cache: Cache, step_tokens: int
+    ids: np.ndarray,
+    sampling: Sampling,
+    service: Service,
+    context: int,
+    cache: Cache,
+    step_tokens: int,
+    pins: Pins,
 ) -> None:
     """Raises RequestError where a request cannot run even when it is alone with the pinned prefixes."""
     num_tokens = len(ids)
     most = max(num_tokens, min(num_tokens + sampling.max_new_tokens, context) - 1)
-    shared = 0 if sampling.prompt_logprobs is not None else cache.pins.shared(ids, service.salt)
-    fits = cache.fits(most, step_tokens, shared)
+    shared = 0 if sampling.prompt_logprobs is not None else pins.shared(ids, service.salt)
+    fits = _fits(most, cache, step_tokens, pins, shared)
     if sampling.beams > 1 and most > num_tokens:
-        fits = _fit_beams(num_tokens, most, sampling.beams, cache, step_tokens, shared)
+        fits = _fit_beams(num_tokens, most, sampling.beams, cache, step_tokens, pins, shared)
     if not fits:
         blocks = [group.num_blocks for group in cache.groups]
         beams = f" for each of {sampling.beams} beams" if sampling.beams > 1 else ""
         raise RequestError(
             f"{num_tokens} prompt tokens and max_new_tokens={sampling.max_new_tokens} need a KV cache of "
             f"{most} tokens{beams}; this engine has {blocks} blocks of {cache.block} tokens"
-            + (", some of them pinned" if cache.pins else ""),
+            + (", some of them pinned" if pins else ""),
             where="prompt",
             todo="Lower max_new_tokens, or load with more kv_memory or kv_blocks"
-            + (", or release a pinned prefix" if cache.pins else ""),
+            + (", or release a pinned prefix" if pins else ""),
         )
 
 
-def _fit_beams(num_tokens: int, most: int, beams: int, cache: Cache, step_tokens: int, shared: int) -> bool:
+def _fits(tokens: int, cache: Cache, step_tokens: int, pins: Pins, shared: int) -> bool:
+    """Whether a request of `tokens` tokens can run when it is alone with the pinned prefixes, of which it
+    shares so many blocks in full groups."""
+    return all(
+        group.most_blocks(tokens, step_tokens, cache.block)
+        - (shared if group.window is None else 0)
+        + pins.blocks(group)
+        <= group.num_blocks
+        for group in cache.groups
+    )
+
+
+def _fit_beams(
+    num_tokens: int, most: int, beams: int, cache: Cache, step_tokens: int, pins: Pins, shared: int
+) -> bool:
     """Whether a prompt's beams can run side by side, of `most` tokens each, with a block to go for each.
 
     They share the prompt's full blocks, also when they are computed again, unless a window has given blocks
@@ -101,6 +122,6 @@ def _fit_beams(num_tokens: int, most: int, beams: int, cache: Cache, step_tokens
     needs = [g.most_blocks(most, step_tokens, cache.block) for g in cache.groups]
     return all(
         common + beams * (need - common + 1) - (shared if group.window is None else 0)
-        <= group.num_blocks - cache.pins.blocks(group)
+        <= group.num_blocks - pins.blocks(group)
         for need, group in zip(needs, cache.groups, strict=True)
     )

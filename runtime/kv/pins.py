@@ -28,6 +28,12 @@ class Pins:
     def __bool__(self) -> bool:
         return bool(self._pinned)
 
+    def without(self, seq: Sequence) -> Pins:
+        """What is promised to the others."""
+        others = Pins(self._groups, self._block)
+        others._pinned = tuple(pinned for pinned in self._pinned if pinned is not seq)
+        return others
+
     def blocks(self, group: Group) -> int:
         """At most so many blocks of a group are held by pinned prefixes."""
         return sum(
@@ -37,12 +43,12 @@ class Pins:
 
     def shared(self, ids: np.ndarray, salt: bytes) -> int:
         """Blocks of full groups that a prompt is sure to share with a pinned prefix."""
-        most = (len(ids) - 1) // self._block
-        return max((min(most, self._common(seq, ids)) for seq in self._pinned if seq.salt == salt), default=0)
+        return max((self._common(seq, ids) for seq in self._pinned if seq.salt == salt), default=0)
 
     def _common(self, seq: Sequence, ids: np.ndarray) -> int:
-        """Whole blocks at the start of both. A window's blocks are there for a hit on the whole only."""
-        size = min(len(ids), seq.num_tokens)
+        """Whole blocks at the start of both, but the prompt's last token, which no hit skips. A window's
+        blocks are there for a hit on the whole only."""
+        size = min(len(ids) - 1, seq.num_tokens)
         differ = np.flatnonzero(ids[:size] != seq.ids[:size])
         blocks = int(differ[0] if len(differ) else size) // self._block
         return blocks if not self._has_window or blocks * self._block == seq.num_tokens else 0

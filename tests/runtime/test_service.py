@@ -137,7 +137,7 @@ def test_a_task_that_is_cancelled_ends_its_request():
 
 def test_a_request_that_can_never_go_on_fails_alone():
     with fake_engine(kv_blocks=4) as engine:
-        engine._cache.fits = lambda *_: True  # a fault in the accounting
+        engine._check = lambda *_: None  # a fault in the accounting
         other = engine.submit(words(5), Sampling(max_new_tokens=40))
         for size in (100, 60):  # never admitted; preempted by itself when it has grown
             with pytest.raises(EngineError, match="cannot go on"):

@@ -100,6 +100,21 @@ def test_forks_of_forks_and_of_samples():
         assert engine.stats().blocks_used == [0]
 
 
+@pytest.mark.parametrize("kv_blocks", [6, 7])
+def test_a_fork_that_lacks_a_block_to_copy_to_starts_anew(kv_blocks):
+    with fake_engine(kv_blocks=kv_blocks) as engine:
+        parent = engine.submit(words(60), Sampling(max_new_tokens=30))
+        for _, event in zip(range(10), parent, strict=False):
+            assert event.finish_reason is None
+        with engine._loop._wake:  # what follows is taken up at once
+            child = parent.fork(Sampling(max_new_tokens=1), keep=3, append=words(33))
+            parent.cancel()
+        result = child.result()
+        assert result.token_ids == expected(result.prompt_token_ids, child.sampling, 0)
+        assert result.cached_tokens in (0, 63)
+        idle(engine)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [(dict(sample=1), "no sample 1"), (dict(keep=99), "keep = 99"), (dict(append=[VOCAB]), "token 0 is 97")],
@@ -174,6 +189,20 @@ def test_what_a_pinned_prefix_leaves_is_what_requests_may_need():
         sharing = engine.submit(system + words(40), Sampling(max_new_tokens=50))
         assert len(sharing.result().token_ids) == 50
         assert len(engine.submit(words(60), Sampling(max_new_tokens=36)).result().token_ids) == 36
+
+
+@pytest.mark.parametrize("kv_blocks", [9, 10, 11, 12])
+def test_a_prompt_that_is_a_pinned_prefix_can_be_served_or_is_refused(kv_blocks):
+    """Its last token must be computed, for which a window lacks what came before."""
+    system, one = words(96), Sampling(max_new_tokens=1)
+    with fake_engine(kv_blocks=kv_blocks, windows=(None, 20)) as engine, engine.pin(system):
+        if kv_blocks < 12:
+            with pytest.raises(RequestError, match="some of them pinned"):
+                engine.submit(system, one)
+        else:
+            engine.submit(words(90), one).result()
+            assert engine.submit(system, one).result(10).token_ids == expected(system, one, 0, (None, 20))
+        assert engine.submit([*system, 1], one).result(10).cached_tokens == 96
 
 
 def test_a_prefix_is_not_pinned_at_the_cost_of_what_is_open():
