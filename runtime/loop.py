@@ -50,7 +50,7 @@ class Loop:
             )
         with self._wake:
             if self._closing is not None:
-                raise self._closing
+                raise self._closing.with_traceback(None)  # else it keeps what all callers had at hand
             self._open.add(request)
             self._deadline_s = min(self._deadline_s, request.deadline_s)
             self._ask(call, request)
@@ -81,18 +81,25 @@ class Loop:
         self._wake.notify()
 
     def _run(self) -> None:
-        while self._attend():
-            try:
+        try:
+            while self._attend():
                 self._core.step()
-            except Exception as error:  # a fault of the engine itself: nothing after it can be trusted
-                with self._wake:
-                    self._closing = EngineError(
-                        f"the engine broke down ({error!r})", todo="Load the artifact again"
-                    )
+        except BaseException as error:  # a fault of the engine itself: nothing after it can be trusted
+            with self._wake:
+                self._closing = EngineError(
+                    f"the engine broke down ({error!r})", todo="Load the artifact again"
+                )
         with self._wake:
             for request in self._open:
-                self._core.fail(request, self._closing or EngineError("the engine is closed"))
+                self._abandon(request, self._closing or EngineError("the engine is closed"))
             self._open.clear()
+
+    def _abandon(self, request: Request, error: Exception) -> None:
+        """Whoever waits for it must hear of it, whatever state the core is in."""
+        try:
+            self._core.fail(request, error)
+        except BaseException:
+            request.fail(error)
 
     def _attend(self) -> bool:
         """Take up what is asked for, and timeouts; False when closing. Sleep while there is nothing to do."""
@@ -100,6 +107,8 @@ class Loop:
         if self._core.busy and not self._calls and self._closing is None and not overdue:
             return True  # as nearly always while there is work; what comes now is seen before the next step
         with self._wake:
+            if not self._core.busy:
+                self._forget()
             self._wake.wait_for(lambda: self._calls or self._core.busy or self._closing)
             calls, self._calls = self._calls, []
             if self._closing is not None:
@@ -117,10 +126,14 @@ class Loop:
             self._core.fail(request, error)
 
     def _expire(self) -> None:
-        """End the requests that are out of time, and forget those that are done."""
+        """End the requests that are out of time, and forget all that are done."""
         now = time.monotonic()
         for request in [r for r in self.open if r.deadline_s <= now]:
             self._do(self._core.expire, request)
         with self._wake:  # others may have opened some since
-            self._open = {request for request in self._open if not request.done}
-            self._deadline_s = min((r.deadline_s for r in self._open), default=math.inf)
+            self._forget()
+
+    def _forget(self) -> None:
+        """Let go of the requests that are done. With the lock."""
+        self._open = {request for request in self._open if not request.done}
+        self._deadline_s = min((r.deadline_s for r in self._open), default=math.inf)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,15 +15,6 @@ from runtime.sequence import Sequence
 Drawn = tuple[list[Sequence], Sampled]  # sequences, and their tokens in that order
 
 
-@dataclass(frozen=True, slots=True)
-class Results:
-    """What a step's rows say: tokens of sequences, and scores in the order of `scoring`'s ranges."""
-
-    drawn: Seq[Drawn]
-    scoring: Seq[Chunk]
-    scores: Seq[TokenLogprob]
-
-
 class RowSampler:
     """Samples rows. Parameters stay from step to step, as long as the rows are of the same sequences.
 
@@ -33,7 +23,7 @@ class RowSampler:
 
     def __init__(self, executor: Executor, max_rows: int) -> None:
         self._executor, self._max_rows = executor, max_rows
-        self._seqs: list[Sequence] = []
+        self._orders: list[tuple[int, int, int]] = []  # of the last rows' sequences, which may go meanwhile
         self._args = SampleArgs.greedy(0, 0)
 
     def sample(self, chunks: Seq[Chunk], logits: Logits) -> list[Drawn]:
@@ -56,10 +46,11 @@ class RowSampler:
         )
 
     def _sample(self, seqs: list[Sequence], logits: Logits) -> Sampled:
-        if seqs == self._seqs:
+        orders = [seq.order for seq in seqs]
+        if orders == self._orders:
             self._args.position[:] = [seq.num_tokens for seq in seqs]
         else:
-            self._seqs, self._args = seqs, _arguments(seqs)
+            self._orders, self._args = orders, _arguments(seqs)
         return self._executor.sample(logits, self._args)
 
 
