@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from runtime.core import Core
-from runtime.errors import RequestError, ResourceError
+from runtime.errors import RequestError, ResourceError, check_index
 from runtime.executor import Executor
 from runtime.kv.cache import Cache
 from runtime.kv.swap import Swap
@@ -69,7 +69,8 @@ class Engine:
 
         priority, timeout_s, cache_salt: see Service.
         """
-        sampling, service = sampling or Sampling(), Service(priority, timeout_s, cache_salt)
+        sampling = Sampling() if sampling is None else sampling
+        service = Service(priority, timeout_s, cache_salt)
         return self.enqueue(self.prepare(prompt, sampling, service), sampling, prompt_index, service)
 
     def prepare(self, prompt: Prompt, sampling: Sampling, service: Service = DEFAULT) -> np.ndarray:
@@ -107,15 +108,11 @@ class Engine:
         timeout_s: float | None = None,
     ) -> Request:
         """See Request.fork. Its priority and its salt are the parent's."""
-        if not 0 <= sample < parent.sampling.n:
-            todo = f"Use 0 to {parent.sampling.n - 1}"
-            raise RequestError(f"there is no sample {sample}", where="fork", todo=todo)
-        sampling = sampling or replace(parent.sampling, seed=None, n=1)
+        sample = check_index("sample", sample, parent.sampling.n - 1)
+        sampling = replace(parent.sampling, seed=None, n=1) if sampling is None else sampling
         ids, seq = parent.tokens(sample), parent.sequences[sample]
         known = len(ids) - seq.prompt_tokens
-        if keep is not None and not 0 <= keep <= known:
-            raise RequestError(f"keep = {keep}", where="fork", todo=f"Use 0 to {known}, the tokens so far")
-        common = seq.prompt_tokens + (known if keep is None else keep)
+        common = seq.prompt_tokens + (known if keep is None else check_index("keep", keep, known))
         more = encode_rest(append, self.tokenizer, self.model.vocab_size)
         ids = np.concatenate([ids[:common], more])
         service = replace(parent.service, timeout_s=timeout_s)

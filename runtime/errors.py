@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
 
 class OctavoError(Exception):
     """The base of every error that a user can cause.
@@ -37,3 +40,15 @@ class EngineError(OctavoError):
 def shorten(text: str, most: int = 60) -> str:
     """The text, cut to a length that fits a message."""
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def check_index(name: str, value: Any, last: int) -> int:
+    """Raises RequestError where it is no integer from 0 to `last`."""
+    try:
+        index = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        index = None
+    if index is None or not 0 <= index <= last:
+        todo = f"Use an integer from 0 to {last}"
+        raise RequestError(f"{name} = {shorten(repr(value))}", where="request", todo=todo)
+    return index

@@ -33,7 +33,11 @@ class Prefix:
         self._release(self._request)
 
     def __enter__(self) -> Prefix:
-        return self.wait()
+        try:
+            return self.wait()
+        except BaseException:  # an interrupt
+            self.release()
+            raise
 
     def __exit__(self, *_: object) -> None:
         self.release()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime.errors import RequestError
+from runtime.errors import RequestError, shorten
 from runtime.kv.cache import Cache
 from runtime.kv.pins import Pins
 from runtime.manifest import Model
@@ -22,6 +22,9 @@ def check_servable(
     has_tokenizer: bool,
 ) -> None:
     """Raises RequestError."""
+    if not isinstance(sampling, Sampling):
+        what = f"sampling = {shorten(repr(sampling))}"
+        raise RequestError(what, where="request", todo="Use runtime.Sampling")
     context, num_tokens = model.max_context, len(ids)
     if num_tokens == 0:
         raise RequestError(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from runtime.completion import Completion, Event
-from runtime.errors import RequestError
+from runtime.errors import RequestError, check_index
 from runtime.prompt import Prompt
 from runtime.sampling import Sampling
 from runtime.sequence import Sequence
@@ -37,6 +37,9 @@ class Owner(Protocol):
         keep: int | None,
         timeout_s: float | None,
     ) -> Request: ...
+
+
+LONGEST_S = 1e9  # that a lock can be waited for: 30 years
 
 
 class Request:
@@ -108,7 +111,11 @@ class Request:
         return self._owner.fork(self, sampling, append=append, sample=sample, keep=keep, timeout_s=timeout_s)
 
     def tokens(self, sample: int = 0) -> np.ndarray:
-        """The prompt and a sample's output so far (of beam search: in the end): i32, a copy."""
+        """The prompt and a sample's output so far (of beam search: in the end): i32, a copy.
+
+        Raises RequestError where there is no such sample.
+        """
+        sample = check_index("sample", sample, self.sampling.n - 1)
         with self._lock:
             seq, completion = self.sequences[sample], self._completions.get(sample)
             if self.sampling.beams > 1 and completion is not None:
@@ -131,15 +138,14 @@ class Request:
     def results(self, timeout_s: float | None = None) -> list[Completion]:
         """All samples, in order, once they are finished. Raises its error, or TimeoutError."""
         with self._finished:
-            if not self._finished.wait_for(lambda: self.done, timeout_s):
+            if not self._finished.wait_for(lambda: self.done, _waitable(timeout_s)):
                 raise TimeoutError(f"request not finished after {timeout_s} s")
         self.check()
         return [self._completions[i] for i in range(self.sampling.n)]
 
     def result(self, timeout_s: float | None = None) -> Completion:
         """The completion of a request for one sample."""
-        if self.sampling.n > 1:
-            raise RequestError(f"it has {self.sampling.n} samples", where="result()", todo="Use results()")
+        self._check_single("results()")
         return self.results(timeout_s)[0]
 
     def __iter__(self) -> Iterator[Event]:
@@ -189,8 +195,12 @@ class Request:
         return self._wait().__await__()
 
     async def _wait(self) -> Completion:
-        await self.all()
-        return self.result()
+        self._check_single("all()")
+        return (await self.all())[0]
+
+    def _check_single(self, instead: str) -> None:
+        if self.sampling.n > 1:
+            raise RequestError(f"it has {self.sampling.n} samples", where="result()", todo=f"Use {instead}")
 
     def since(self, seen: int) -> tuple[list[Event], bool]:
         """Events from the `seen`-th on, and whether there will be no more."""
@@ -232,8 +242,12 @@ class Request:
     def _wake(self) -> None:
         if self.done:
             self._finished.notify_all()
-        for wake in self._wakers:
+        for wake in tuple(self._wakers):  # one may unwatch itself
             try:
                 wake()
-            except Exception:  # an event loop that was closed meanwhile, or a fault of the watcher's own
+            except BaseException:  # an event loop that was closed meanwhile, or a fault of the watcher's own
                 pass
+
+
+def _waitable(timeout_s: float | None) -> float | None:
+    return None if timeout_s is None else min(timeout_s, LONGEST_S)

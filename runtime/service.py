@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -32,7 +32,7 @@ class Service:
         if type(self.priority) is not int or not -most <= self.priority <= most:
             raise _bad("priority", self.priority, f"an integer from {-most} to {most}")
         timeout: Any = self.timeout_s
-        if timeout is not None and not (_is_number(timeout) and 0 < timeout < math.inf):
+        if timeout is not None and not (_is_number(timeout) and 0 < timeout <= sys.float_info.max):
             raise _bad("timeout_s", timeout, "a number of seconds above 0, or None")
         if not isinstance(self.cache_salt, str):
             raise _bad("cache_salt", self.cache_salt, "a text")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import os
 import signal
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -304,6 +306,65 @@ def test_close_fails_what_is_open_and_refuses_more():
     with pytest.raises(EngineError, match="closed"):
         engine.submit([1])
     assert engine._executor.closed
+
+
+@pytest.mark.parametrize("where", ["step", "cancel"])
+def test_whoever_waits_hears_of_it_when_the_engine_breaks_down(where):
+    def broken(*_):
+        raise SystemError("a fault")
+
+    with fake_engine() as engine:
+        requests = [engine.submit(PROMPTS[4], Sampling(max_new_tokens=200)) for _ in range(3)]
+        next(iter(requests[0]))
+        if where == "step":
+            engine._core.scheduler.remove = engine._core.scheduler.schedule = broken
+        else:
+            engine._core.fail = engine._core.cancel = broken
+            requests[1].cancel()
+        for request in requests:
+            with pytest.raises(EngineError, match="broke down"):
+                request.result(timeout_s=10)
+        for _ in range(3):
+            with pytest.raises(EngineError, match="broke down") as caught:
+                engine.submit([1])
+        assert len(caught.traceback) < 6  # of this call alone
+
+
+def test_an_idle_engine_keeps_no_request():
+    with fake_engine() as engine:
+        requests = [engine.submit(p, Sampling(max_new_tokens=3, logprobs=2)) for p in PROMPTS]
+        for request in requests:
+            request.result()
+        kept = [weakref.ref(request) for request in requests]
+        del requests, request
+        deadline = time.monotonic() + 10
+        while any(ref() for ref in kept) and time.monotonic() < deadline:
+            gc.collect()
+            time.sleep(0.01)
+        assert not any(ref() for ref in kept)
+
+
+def test_a_watcher_that_leaves_or_exits_hides_nothing_from_the_next():
+    with fake_engine() as engine:
+        request = engine.submit(PROMPTS[0], Sampling(max_new_tokens=50))
+        told = []
+
+        def leave():
+            if request.done:
+                request.unwatch(leave)
+            if threading.current_thread().name == "octavo-engine":
+                raise SystemExit
+
+        request.watch(leave)
+        request.watch(lambda: told.append(request.done))
+        request.result(timeout_s=10)
+        assert told[-1]
+
+
+@pytest.mark.parametrize("timeout_s", [1e12, float("inf")])
+def test_one_can_wait_for_as_long_as_one_likes(timeout_s):
+    with fake_engine() as engine:
+        assert engine.submit([1], Sampling(max_new_tokens=60)).result(timeout_s).finish_reason == "length"
 
 
 def test_many_threads_close():

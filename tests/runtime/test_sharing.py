@@ -117,7 +117,16 @@ def test_a_fork_that_lacks_a_block_to_copy_to_starts_anew(kv_blocks):
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [(dict(sample=1), "no sample 1"), (dict(keep=99), "keep = 99"), (dict(append=[VOCAB]), "token 0 is 97")],
+    [
+        (dict(sample=1), "sample = 1"),
+        (dict(sample="0"), "sample = '0'"),
+        (dict(keep=99), "keep = 99"),
+        (dict(keep=1.5), "keep = 1.5"),
+        (dict(append=[VOCAB]), "token 0 is 97"),
+        (dict(append=[1] * 250), "the context holds"),
+        (dict(sampling={"n": 1}), "sampling = {'n': 1}"),
+        (dict(timeout_s=10**400), "timeout_s = 1000"),
+    ],
 )
 def test_a_fork_that_cannot_be_is_refused(options, said):
     with fake_engine() as engine:
@@ -221,6 +230,16 @@ def test_a_prefix_is_not_pinned_at_the_cost_of_what_is_open():
 def test_what_cannot_be_pinned_is_refused(size, options):
     with fake_engine(**options) as engine, pytest.raises(RequestError, match="nothing can be pinned"):
         engine.pin(words(size))
+
+
+def test_an_interrupt_while_a_prefix_is_awaited_lets_it_go(monkeypatch):
+    with fake_engine() as engine:
+        prefix = engine.pin(words(40))
+        monkeypatch.setattr(prefix, "wait", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt), prefix:
+            pass
+        idle(engine)
+        assert engine.stats().blocks_pinned == engine.stats().blocks_used == [0]
 
 
 def test_letting_go_of_a_prefix_that_is_not_computed_yet():
