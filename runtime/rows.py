@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,6 +14,15 @@ from runtime.scheduler import Chunk
 from runtime.sequence import Sequence
 
 Drawn = tuple[list[Sequence], Sampled]  # sequences, and their tokens in that order
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What a step's rows say: tokens of sequences, and scores in the order of `scoring`'s ranges."""
+
+    drawn: Seq[Drawn]
+    scoring: Seq[Chunk]
+    scores: Seq[TokenLogprob]
 
 
 class RowSampler:
