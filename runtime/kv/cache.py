@@ -1,20 +1,18 @@
 """The KV cache: one block pool per KV group, and what sequences do to all of them at once.
 
-A prefix hit is the longest run of full blocks that every group can serve: a full group needs all of them, a
-window group those that the next token can still see. The hit leaves at least the last token to compute.
 A fork shares all blocks, the last, partial one too; whoever writes to a shared block first copies it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
-from runtime.kv.blocks import BlockPool, Sealed, chain_hash, chain_root
+from runtime.kv.blocks import BlockPool, Sealed
 from runtime.kv.group import Group
 from runtime.kv.moves import Moves
 from runtime.kv.pins import Pins
+from runtime.kv.prefixes import Prefixes
 from runtime.kv.table import Table
 from runtime.log import Log
 from runtime.sequence import Sequence
@@ -34,27 +32,18 @@ class Cache:
     ) -> None:
         self.groups, self.block = tuple(groups), block
         self.pools = [BlockPool(group.num_blocks) for group in self.groups]
-        self.prefix_cache, self._salt = prefix_cache, salt or b"octavo"
+        self.prefix_cache = prefix_cache
+        self.prefixes = Prefixes(self.groups, self.pools, block, salt or b"octavo")
         self.pins = Pins(self.groups, block)
         self.moves, self.log = Moves(), log or Log()
-        self._coming: Counter[bytes] = Counter()  # hashes of full blocks that admitted sequences will compute
-
-    def fits(self, tokens: int, step_tokens: int, shared: int = 0) -> bool:
-        """Whether a request of `tokens` tokens can run when it is alone with the pinned prefixes, of which it
-        shares so many blocks in full groups."""
-        needs = [g.most_blocks(tokens, step_tokens, self.block) for g in self.groups]
-        return all(
-            need - (shared if group.window is None else 0) + self.pins.blocks(group) <= group.num_blocks
-            for need, group in zip(needs, self.groups, strict=True)
-        )
 
     def admit(self, seq: Sequence, step_tokens: int, others: Seq[Sequence] = ()) -> bool:
         """Start a request from its longest prefix hit, if its known tokens fit beside the running others.
 
         Not yet, if what comes after the hit is being computed for another: it is a hit soon.
         """
-        hit, chain = self._hit(seq)
-        if hit < len(chain) and self._coming[chain[hit].hash]:
+        hit, chain = self.prefixes.hit(seq) if self.prefix_cache and self.groups else (0, [])
+        if hit < len(chain) and self.prefixes.is_coming(chain[hit]):
             return False
         seq.tables = [
             self._open(group, pool, chain[:hit]) for group, pool in zip(self.groups, self.pools, strict=True)
@@ -63,7 +52,7 @@ class Cache:
         if not self.has_room(seq, step_tokens, others):
             self.free(seq)
             return False
-        self._announce(seq, hit, len(chain))
+        self.prefixes.announce(seq, hit, len(chain))
         if hit:
             self.log.add("prefix_hit", seq.owner, seq.computed)
         return True
@@ -117,11 +106,11 @@ class Cache:
         full_before, full_now = seq.computed // self.block, computed // self.block
         seq.computed = computed
         if self.prefix_cache and full_now > full_before:
-            chain = self._chain(seq, full_now)
+            chain = self.prefixes.chain(seq, full_now)
             for table, pool in zip(seq.tables, self.pools, strict=True):
                 for i in range(max(full_before, table.first), full_now):
                     self._seal(pool, table, i, chain[i])
-            self._arrived(seq, full_now)
+            self.prefixes.arrive(seq, full_now)
         for group, table, pool in zip(self.groups, seq.tables, self.pools, strict=True):
             if group.window is None:
                 continue
@@ -157,7 +146,7 @@ class Cache:
 
     def free(self, seq: Sequence) -> None:
         """Give everything back, the tail first: it is evicted before the head, which more requests share."""
-        self._arrived(seq, seq.coming.stop)
+        self.prefixes.arrive(seq, seq.coming.stop)
         for table, pool in zip(seq.tables, self.pools, strict=True):
             for block in reversed(table.live()):
                 pool.release(block)
@@ -168,8 +157,7 @@ class Cache:
         holders = [seq for seq in holders if seq.tables]
         for index, pool in enumerate(self.pools):
             pool.check(seq.tables[index] for seq in holders)
-        coming = Counter(seq.chain[i].hash for seq in holders for i in seq.coming)
-        assert coming == self._coming, "what is expected differs from what is being computed"
+        self.prefixes.check(holders)
 
     def allocate(self, seq: Sequence, group: int) -> int:
         """A free block, for the sequence. Look at the pool's num_free first."""
@@ -196,56 +184,6 @@ class Cache:
         table.replace(index, target)
         pool.release(source)
         self.log.add("copy_on_write", seq.owner, 1, f"group {group}, block {index} of the sequence is shared")
-
-    def _chain(self, seq: Sequence, length: int) -> list[Sealed]:
-        """Contents of the first `length` full blocks; kept, because known tokens never change."""
-        chain = seq.chain
-        while len(chain) < length:
-            at = len(chain) * self.block
-            parent = chain[-1].hash if chain else chain_root(self._salt, seq.salt)
-            tokens = seq.ids[at : at + self.block].tobytes()
-            chain.append(Sealed(chain_hash(parent, tokens), parent, tokens))
-        return chain
-
-    def _announce(self, seq: Sequence, start: int, stop: int) -> None:
-        """The sequence will compute its full blocks [start, stop)."""
-        seq.coming = range(start, max(start, stop))
-        for i in seq.coming:
-            self._coming[seq.chain[i].hash] += 1
-
-    def _arrived(self, seq: Sequence, stop: int) -> None:
-        """It has computed those before `stop`, or never will."""
-        for i in range(seq.coming.start, min(stop, seq.coming.stop)):
-            self._coming[seq.chain[i].hash] -= 1
-            if not self._coming[seq.chain[i].hash]:
-                del self._coming[seq.chain[i].hash]
-        seq.coming = range(max(stop, seq.coming.start), max(stop, seq.coming.stop))
-
-    def _hit(self, seq: Sequence) -> tuple[int, list[Sealed]]:
-        """How many blocks the longest prefix has that every group can serve, and the contents of all that
-        could be served."""
-        if not self.prefix_cache or not self.groups:
-            return 0, []
-        best = min(seq.num_tokens - 1, seq.hit_limit) // self.block
-        chain = self._chain(seq, best)[:best]
-        while best > 0:  # every group shortens it until all agree
-            served = min(
-                self._served(g, p, chain, best) for g, p in zip(self.groups, self.pools, strict=True)
-            )
-            if served == best:
-                break
-            best = served
-        return best, chain
-
-    def _served(self, group: Group, pool: BlockPool, chain: list[Sealed], most: int) -> int:
-        """The longest prefix of at most `most` blocks that this group can serve."""
-        if group.window is None:
-            return next((i for i in range(most) if pool.find(chain[i]) is None), most)
-        run = [0]  # run[i]: how many blocks before index i are found without a gap
-        for content in chain[:most]:
-            run.append(run[-1] + 1 if pool.find(content) is not None else 0)
-        fits = (n for n in range(most, 0, -1) if run[n] >= n - group.first_live(n * self.block, self.block))
-        return next(fits, 0)
 
     def _open(self, group: Group, pool: BlockPool, chain: list[Sealed]) -> Table:
         table = Table()

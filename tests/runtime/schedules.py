@@ -224,7 +224,8 @@ class EngineMachine(RuleBasedStateMachine):
             assert request.done, "a request starved"
             self.compare(request, prompt)
         stats = self.engine.stats()
-        assert stats.blocks_used == [0] * len(stats.blocks_total) and not self.core.scheduler.cache._coming
+        assert stats.blocks_used == [0] * len(stats.blocks_total)
+        assert not self.core.scheduler.cache.prefixes.coming
         assert all(len(free) == self.places for free in self.core.scheduler.swap._free)
 
     def compare(self, request: Request, prompt: tuple[int, ...]) -> None:

@@ -70,7 +70,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.block, self.prefix_cache, self.step_tokens = block, prefix_cache, step_tokens
         self.groups = [Group(count, window) for count, window in groups]
         self.cache = Cache(self.groups, block=block, prefix_cache=prefix_cache)
-        self.cache.pools = [
+        self.cache.pools[:] = [
             WatchedPool(count, partial(self.handed_out, group)) for group, (count, _) in enumerate(groups)
         ]
         self.swap = Swap(self.cache, places)
@@ -363,7 +363,7 @@ class CacheMachine(RuleBasedStateMachine):
             return
         self.cache.check(self.live)
         self.swap.check()
-        assert self.cache._coming.total() == sum(map(len, self.promised.values()))
+        assert self.cache.prefixes.coming.total() == sum(map(len, self.promised.values()))
         assert self.cache.log.amounts["evict"] == sum(pool.evictions for pool in self.cache.pools)
         for seq in self.live:
             self.read(seq, seq.computed)
@@ -382,7 +382,7 @@ class CacheMachine(RuleBasedStateMachine):
         for seq in list(self.live):
             self.give_back(seq)
         self.consistent()
-        assert not self.cache._coming
+        assert not self.cache.prefixes.coming
         self.totals.update(self.cache.log.events)
 
 
