@@ -44,12 +44,19 @@ def encode(prompt: Any, tokenizer: Tokenizer | None, vocab_size: int, *, answer:
 
 
 def encode_rest(rest: Any, tokenizer: Tokenizer | None, vocab_size: int) -> np.ndarray:
-    """Token ids, i32, of a text (or ids) that goes on where another ends: no BOS or the like before it."""
-    if isinstance(rest, str):
-        if tokenizer is None:
-            raise RequestError("this artifact has no tokenizer", where="append", todo="Give token ids")
-        rest = tokenizer.encode(rest, add_special_tokens=False)
-    return encode(rest, tokenizer, vocab_size)
+    """Token ids, i32, of a text (or ids) that goes on where another ends: no BOS or the like before it.
+
+    Raises RequestError, also for messages: a template writes a conversation from its start.
+    """
+    if not isinstance(rest, str) and _is_list(rest) and len(rest) > 0 and isinstance(rest[0], Mapping):
+        todo = "Give the text of the next turn or its token ids, or submit all messages"
+        raise RequestError("messages begin a conversation", where="append", todo=todo)
+    try:
+        if isinstance(rest, str) and tokenizer is not None:
+            rest = tokenizer.encode(rest, add_special_tokens=False)
+        return encode(rest, tokenizer, vocab_size)
+    except RequestError as error:
+        raise RequestError(error.what, where="append", todo=error.todo) from None
 
 
 def _is_list(value: Any) -> bool:

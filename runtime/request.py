@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import Sequence as Seq
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,7 +14,6 @@ import numpy as np
 
 from runtime.completion import Completion, Event
 from runtime.errors import RequestError, check_index
-from runtime.prompt import Prompt
 from runtime.sampling import Sampling
 from runtime.sequence import Sequence
 from runtime.service import Service
@@ -32,7 +32,7 @@ class Owner(Protocol):
         parent: Request,
         sampling: Sampling | None,
         *,
-        append: Prompt,
+        append: str | Seq[int],
         sample: int,
         keep: int | None,
         timeout_s: float | None,
@@ -96,7 +96,7 @@ class Request:
         self,
         sampling: Sampling | None = None,
         *,
-        append: Prompt = (),
+        append: str | Seq[int] = (),
         sample: int = 0,
         keep: int | None = None,
         timeout_s: float | None = None,

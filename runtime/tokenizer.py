@@ -88,15 +88,18 @@ class Tokenizer:
         return Detokenizer(self.decode, self._byte_tokens, self._special, self._alone)
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """The text's ids, with one BOS where both the text and the tokenizer wrote it."""
+        """The text's ids, with one BOS where both the text and the tokenizer wrote it. (Where the text alone
+        wrote two, they stay.)"""
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             todo = "Remove lone surrogates"
             raise RequestError(f"not valid Unicode ({error})", where="prompt", todo=todo) from error
         ids = self._library.encode(text, add_special_tokens=add_special_tokens).ids
-        doubled = len(ids) > 1 and ids[0] == ids[1] == self._bos_token_id
-        return ids[1:] if doubled else ids
+        if len(ids) < 2 or not ids[0] == ids[1] == self._bos_token_id:
+            return ids
+        plain = self._library.encode(text, add_special_tokens=False).ids
+        return ids if len(plain) == len(ids) else ids[1:]
 
 
 def _text(name: str, content: bytes) -> str:

@@ -98,6 +98,14 @@ def test_bos_is_never_doubled():
     assert tokenizer.decode([0, 4, 1]) == "a"
 
 
+def test_two_bos_of_the_text_itself_stay():
+    tokenizer = words()
+    assert tokenizer.encode("<s><s>a", add_special_tokens=False) == [0, 0, 4]
+    with fake_engine(tokenizer=tokenizer) as engine:
+        fork = engine.submit("a", Sampling(max_new_tokens=0)).fork(append="<s><s>b")
+        assert fork.result().prompt_token_ids == [0, 4, 0, 0, 5]
+
+
 def test_text_that_is_not_unicode_is_refused():
     with pytest.raises(RequestError, match="not valid Unicode"):
         words().encode("a\ud800")
