@@ -94,7 +94,7 @@ class Engine:
             what = f"{len(ids)} tokens" if self._cache.prefix_cache else "this engine has no prefix cache"
             todo = f"Give at least {block} tokens, and load with prefix_cache=True"
             raise RequestError(f"{what}: nothing can be pinned", where="pin", todo=todo)
-        request = self._request(ids[: len(ids) // block * block], sampling, service=service, kept=True)
+        request = self.enqueue(ids[: len(ids) // block * block], sampling, service=service, kept=True)
         return Prefix(request, lambda request: self._loop.ask(self._core.unpin, request))
 
     def fork(
@@ -126,23 +126,12 @@ class Engine:
         prompt_index: int = 0,
         service: Service = DEFAULT,
         origin: tuple[Sequence, int] | None = None,
+        kept: bool = False,
     ) -> Request:
-        """Queue token ids that prepare() returned. origin: see Request.
+        """Queue token ids that prepare() returned. origin: see Request. kept: as a prefix that is pinned.
 
         Raises EngineError when closed, and in a fork of the engine's process, which lacks its threads.
         """
-        return self._request(ids, sampling, service=service, prompt_index=prompt_index, origin=origin)
-
-    def _request(
-        self,
-        ids: np.ndarray,
-        sampling: Sampling,
-        *,
-        service: Service,
-        prompt_index: int = 0,
-        origin: tuple[Sequence, int] | None = None,
-        kept: bool = False,
-    ) -> Request:
         number, now, timeout_s = next(self._numbers), time.monotonic(), service.timeout_s
         order = (service.rank(number), number)
         request = Request(
