@@ -6,8 +6,8 @@ hits, forks and recomputing after preemption are that one arithmetic. When block
 running request gives all of its back. Later it goes on from what the host kept of them, or computes them
 again where there was no room.
 
-Nobody starves: the order never changes, whoever is first in it is never preempted, and gets a token in every
-step.
+Nobody starves: the order never changes, and the request that is first in it is never preempted for another
+and goes on in every step. (Of beams those do that the others wait for.)
 """
 
 from __future__ import annotations
