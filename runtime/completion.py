@@ -31,8 +31,9 @@ class Completion:
 
     text: without special tokens, stop texts and what follows them ("" if the artifact has no tokenizer).
     token_ids: all that were sampled, an end token included. finish_reason: "stop" (an end token or a stop
-    text), "length" (max_new_tokens or the context), "cancelled". prompt_logprobs: one entry per prompt token,
-    the first None. cached_tokens: prompt tokens that were not computed, thanks to a prefix hit or a fork.
+    text), "length" (max_new_tokens or the context), "cancelled", "timeout". prompt_logprobs: one entry per
+    prompt token, the first None. cached_tokens: prompt tokens that were not computed, thanks to a prefix hit
+    or a fork.
     score: of beam search, the sum of the tokens' log-probabilities / their number**length_penalty.
     """
 
