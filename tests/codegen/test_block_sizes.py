@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -159,9 +160,11 @@ def test_bits_do_not_depend_on_chunks_and_batches(model: Model) -> None:
     assert (got == got[:, :1]).all()
 
 
-def test_keys_and_values_lie_in_their_slots(model: Model) -> None:
-    (request,) = requests(131)
-    _, caches = run(model, [[request.chunk(0, 40)], [request.chunk(40, 131)]])
+def check_slots(model: Any, request: Request, caches: list[Array]) -> None:
+    """Assert that a request's keys and values lie in its slots, and that nothing else was written.
+
+    model: of any target.
+    """
     for g, (kv, cache) in enumerate(zip(model.states, caches, strict=True)):
         slots = request.slots(kv.block)
         state = model.decode_cache(cache, g, POOL_TOKENS // kv.block)
@@ -170,6 +173,12 @@ def test_keys_and_values_lie_in_their_slots(model: Model) -> None:
             want = model.weights[stream.name][request.ids].astype(stream.dtype.numpy)
             assert np.array_equal(rows[slots], want)
             assert np.isnan(np.delete(rows, slots, 0).astype(np.float32)).all(), "wrote outside the slots"
+
+
+def test_keys_and_values_lie_in_their_slots(model: Model) -> None:
+    (request,) = requests(131)
+    _, caches = run(model, [[request.chunk(0, 40)], [request.chunk(40, 131)]])
+    check_slots(model, request, caches)
 
 
 @pytest.mark.parametrize("level", levels())

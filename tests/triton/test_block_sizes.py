@@ -11,7 +11,7 @@ import pytest
 from codegen.kv_block import BLOCKS, block_bytes
 from ir.interpret import empty_kv
 from tests.codegen.harness import Array, Chunk, aligned, reference_step
-from tests.codegen.test_block_sizes import POOL_TOKENS, STRIDE, case, graph, requests
+from tests.codegen.test_block_sizes import POOL_TOKENS, STRIDE, case, check_slots, graph, requests
 from tests.triton.harness import TritonModel
 
 
@@ -41,11 +41,4 @@ def test_keys_and_values_lie_in_their_slots(tmp_path: Path) -> None:
     model = TritonModel(graph(case(1)), None, tmp_path)
     (request,) = requests(131)
     _, caches = run(model, [[request.chunk(0, 40)], [request.chunk(40, 131)]])
-    for g, (kv, cache) in enumerate(zip(model.states, caches, strict=True)):
-        slots = request.slots(kv.block)
-        state = model.decode_cache(cache, g, POOL_TOKENS // kv.block)
-        for stream in kv.streams:
-            rows = state[stream.name].reshape(POOL_TOKENS, -1)
-            want = model.weights[stream.name][request.ids].astype(stream.dtype.numpy)
-            assert np.array_equal(rows[slots], want)
-            assert np.isnan(np.delete(rows, slots, 0).astype(np.float32)).all(), "wrote outside the slots"
+    check_slots(model, request, caches)
