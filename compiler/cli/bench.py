@@ -20,6 +20,7 @@ from runtime.artifact import Artifact
 
 if TYPE_CHECKING:
     from compiler.profile.limits import Limits
+    from runtime import Engine
 
 
 def command(
@@ -137,40 +138,18 @@ def run(
     repeats: int,
     memory: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Load the engine, run the workload once to warm up, then the machine's limits (of the target cpu) and
-    the workload in turn, `repeats` times; the medians. memory: options of load()."""
-    import numpy as np
-
+    """Load the engine and measure it: the medians of `repeats` runs. memory: options of load()."""
     import runtime
-    from compiler.profile.limits import Limits, Probe
+    from compiler.profile.limits import Limits
 
     start = time.perf_counter()
     engine = runtime.load(path, target=target, threads=threads, **(memory or {}))
     load_s = time.perf_counter() - start
-    ran = engine.stats().target
-    rng = np.random.default_rng(workload.seed)
-    vocab_size = engine.model.vocab_size
-
-    def random_ids(num_tokens: int) -> list[int]:
-        return [int(i) for i in rng.integers(0, vocab_size, num_tokens)]
-
-    contexts = [random_ids(workload.context_tokens) for _ in range(workload.num_requests)]
-
-    def run_once() -> Times:
-        prompts = [context + random_ids(workload.prompt_tokens) for context in contexts]
-        return _run_once(engine, prompts, workload.new_tokens)
-
+    artifact, ran = Artifact.open(path, verify="fast"), engine.stats().target
     try:
-        if workload.context_tokens:  # into the prefix cache, where every repeat finds it
-            runtime.generate(engine, contexts, max_new_tokens=1, ignore_eos=True)
-        run_once()
-        peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        artifact = Artifact.open(path, verify="fast")
-        probe = Probe(artifact, threads or machine.default_threads()) if ran == "cpu" else None
-        rounds = [(probe and probe.measure(), run_once()) for _ in range(repeats)]
+        peak_rss_bytes, measured, runs = _measure(engine, artifact, workload, threads, repeats)
     finally:
         engine.close()
-    measured, runs = [limits for limits, _ in rounds if limits], [times for _, times in rounds]
     limits = Limits.median(measured) if measured else None
     figures = [times.figures(workload) for times in runs]
     return {
@@ -185,6 +164,37 @@ def run(
         "threads": threads,
         "repeats": repeats,
     }
+
+
+def _measure(
+    engine: Engine, artifact: Artifact, workload: Workload, threads: int | None, repeats: int
+) -> tuple[int, list[Limits], list[Times]]:
+    """Run the workload once to warm up: the peak memory then. Then the machine's limits (of the target cpu)
+    and the workload in turn."""
+    import numpy as np
+
+    import runtime
+    from compiler.profile.limits import Probe
+
+    rng = np.random.default_rng(workload.seed)
+
+    def random_ids(num_tokens: int) -> list[int]:
+        return [int(i) for i in rng.integers(0, engine.model.vocab_size, num_tokens)]
+
+    contexts = [random_ids(workload.context_tokens) for _ in range(workload.num_requests)]
+
+    def run_once() -> Times:
+        prompts = [context + random_ids(workload.prompt_tokens) for context in contexts]
+        return _run_once(engine, prompts, workload.new_tokens)
+
+    if workload.context_tokens:  # into the prefix cache, where every repeat finds it
+        runtime.generate(engine, contexts, max_new_tokens=1, ignore_eos=True)
+    run_once()
+    peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    on_cpu = engine.stats().target == "cpu"
+    probe = Probe(artifact, threads or machine.default_threads()) if on_cpu else None
+    rounds = [(probe and probe.measure(), run_once()) for _ in range(repeats)]
+    return peak_rss_bytes, [limits for limits, _ in rounds if limits], [times for _, times in rounds]
 
 
 def _shares(artifact: Artifact, workload: Workload, limits: Limits, runs: list[Times]) -> dict[str, float]:
