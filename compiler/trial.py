@@ -29,8 +29,8 @@ from runtime.gpu.executor import GpuExecutor
 from runtime.gpu.plan import Plan, evaluate
 from runtime.gpu.targets import find_api, open_target, runs_as_built
 from runtime.gpu.vendor import Unavailable
+from runtime.limits import Limits
 from runtime.manifest import GpuTarget
-from runtime.scheduler import Limits
 from runtime.step import Step
 
 Array = np.ndarray[Any, np.dtype[Any]]

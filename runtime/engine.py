@@ -14,6 +14,7 @@ from runtime.errors import RequestError, ResourceError, check_index
 from runtime.executor import Executor
 from runtime.kv.cache import Cache
 from runtime.kv.swap import Swap
+from runtime.limits import Limits
 from runtime.log import LogEntry
 from runtime.loop import Loop
 from runtime.manifest import Model
@@ -24,7 +25,7 @@ from runtime.prompt import Prompt, encode, encode_rest
 from runtime.refusal import check_beams, check_room, check_servable
 from runtime.request import Request
 from runtime.sampling import Sampling, fresh_seed
-from runtime.scheduler import Limits, Scheduler
+from runtime.scheduler import Scheduler
 from runtime.sequence import Sequence
 from runtime.service import Service
 from runtime.stats import Stats, stats

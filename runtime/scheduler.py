@@ -19,20 +19,8 @@ from dataclasses import dataclass
 
 from runtime.kv.cache import Cache
 from runtime.kv.swap import Swap
+from runtime.limits import Limits
 from runtime.sequence import Sequence
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Sizes of one step. score_rows: rows for prompts' own log-probabilities, beside one per request."""
-
-    max_step_tokens: int = 512
-    max_requests: int = 64
-    score_rows: int = 128
-
-    @property
-    def max_rows(self) -> int:
-        return self.max_requests + self.score_rows
 
 
 @dataclass(slots=True)

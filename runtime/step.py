@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from runtime.kv.table import Table
-from runtime.scheduler import Chunk, Limits
+from runtime.limits import Limits
+from runtime.scheduler import Chunk
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ from runtime.gpu.program import Memory, Program
 from runtime.gpu.staging import Area
 from runtime.gpu.steps import Form, step_bytes, step_given, step_shapes
 from runtime.gpu.targets import find_api
+from runtime.limits import Limits
 from runtime.manifest import GpuTarget
-from runtime.scheduler import Limits
 
 STEP_TOKENS = 2048
 

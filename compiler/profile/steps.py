@@ -11,7 +11,7 @@ from compiler.errors import CompileError
 from compiler.profile.timeline import Timeline
 from runtime.artifact import Artifact
 from runtime.cpu.executor import CpuExecutor
-from runtime.scheduler import Limits
+from runtime.limits import Limits
 from runtime.step import Step
 
 MARKS_PER_KERNEL = 12  # its own, and those of the barriers in it and after it

@@ -18,8 +18,8 @@ from runtime.cpu.abi import CKVGroup, CSampleArgs, CStep, address, open_library,
 from runtime.cpu.plan import Plan
 from runtime.errors import EngineError, ResourceError
 from runtime.executor import SampleArgs, Sampled, broken_rows
+from runtime.limits import Limits
 from runtime.memory.mapping import anonymous
-from runtime.scheduler import Limits
 from runtime.step import Step
 from runtime.weights import Weights
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runtime.cpu.plan import Plan
+from runtime.limits import Limits
 from runtime.manifest import KVGroup, Model
 from runtime.memory.plan import Workspace
 from runtime.sampling import MAX_LOGPROBS
-from runtime.scheduler import Limits
 
 STRIP_TOKENS, STRIP_BYTES = 1024, 64 + 8 + 16 + 16  # of a row of logits in octavo_sample, and what it notes
 KEPT_BYTES = 24  # per token of the vocabulary, while a thread collects those that top-k and top-p keep

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runtime.errors import ArtifactError
+from runtime.limits import Limits
 from runtime.manifest import Fields, parse_json
-from runtime.scheduler import Limits
 
 
 @dataclass(frozen=True)

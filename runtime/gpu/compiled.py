@@ -11,9 +11,9 @@ from runtime.gpu.memory import count_workspace, table_width, weight_offsets
 from runtime.gpu.plan import Plan
 from runtime.gpu.sampler import SECTIONS, sampler_room
 from runtime.gpu.steps import step_room
+from runtime.limits import Limits
 from runtime.manifest import KVGroup, Model
 from runtime.memory.plan import MemoryPlan, Place
-from runtime.scheduler import Limits
 from runtime.weights import Weights
 
 

@@ -21,8 +21,8 @@ from runtime.gpu.memory import upload_weights, weight_offsets
 from runtime.gpu.program import Memory, Program
 from runtime.gpu.sampler import GpuSampler, sampler_given
 from runtime.gpu.steps import Steps, Tables, step_given
+from runtime.limits import Limits
 from runtime.memory.plan import Place
-from runtime.scheduler import Limits
 from runtime.step import Step
 
 

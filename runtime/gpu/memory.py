@@ -8,9 +8,9 @@ from runtime.gpu.device import Array, Device
 from runtime.gpu.plan import Plan
 from runtime.gpu.sampler import sampler_bytes
 from runtime.gpu.steps import step_bytes
+from runtime.limits import Limits
 from runtime.manifest import KVGroup, Model
 from runtime.memory.plan import Workspace
-from runtime.scheduler import Limits
 from runtime.weights import Weights
 
 ALIGNMENT = 256  # of every weight, as of what a device allocates

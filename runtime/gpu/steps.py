@@ -16,7 +16,7 @@ from runtime.gpu.device import Device, Graph
 from runtime.gpu.plan import Sizes
 from runtime.gpu.program import Given, Program
 from runtime.gpu.staging import Area, Shapes, Staged, array_bytes, staged_bytes
-from runtime.scheduler import Limits
+from runtime.limits import Limits
 from runtime.step import Step
 
 LEAST_WIDTH = 64  # of tables: 1,024 tokens in blocks of 16, and 256 bytes to copy for each request

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from runtime import machine
 from runtime.errors import ResourceError, shorten
 from runtime.kv.group import Group
+from runtime.limits import Limits
 from runtime.manifest import MAX_INT32, KVGroup
-from runtime.scheduler import Limits
 
 _SHARE = re.compile(r"\s*(\d{1,3}(?:\.\d{1,6})?)\s*%\s*")
 

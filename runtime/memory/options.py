@@ -9,9 +9,9 @@ from functools import partial
 from runtime import machine
 from runtime.errors import ResourceError
 from runtime.kv.budget import Budget, plan_blocks
+from runtime.limits import Limits
 from runtime.manifest import KVGroup, Model
 from runtime.memory.plan import MemoryPlan, Place, Workspace
-from runtime.scheduler import Limits
 
 
 @dataclass(frozen=True)

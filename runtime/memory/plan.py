@@ -9,9 +9,9 @@ from typing import Any
 from runtime import machine
 from runtime.errors import RequestError, ResourceError
 from runtime.kv.group import Group
+from runtime.limits import Limits
 from runtime.manifest import KVGroup
 from runtime.memory.table import in_units, table
-from runtime.scheduler import Limits
 
 HOST_PERCENT = 50.0  # of free memory for the KV cache, where nothing is asked for
 DEVICE_PERCENT = 90.0

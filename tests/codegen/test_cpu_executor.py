@@ -18,7 +18,7 @@ from runtime.artifact import Artifact
 from runtime.cpu.executor import CpuExecutor
 from runtime.cpu.plan import Plan
 from runtime.executor import SampleArgs
-from runtime.scheduler import Limits
+from runtime.limits import Limits
 from runtime.weights import Weights
 from tests.runtime import made
 from tests.runtime.fake import VOCAB, mix

@@ -10,7 +10,7 @@ import numpy as np
 from compiler.trial import open_executor
 from runtime.artifact import Artifact
 from runtime.executor import Executor
-from runtime.scheduler import Limits
+from runtime.limits import Limits
 from runtime.step import Step
 
 Mutation = Callable[[Step], Step]

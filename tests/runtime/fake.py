@@ -17,8 +17,8 @@ from runtime.executor import Logits, SampleArgs, Sampled, broken_rows
 from runtime.kv.cache import Cache
 from runtime.kv.group import Group
 from runtime.kv.swap import Swap
+from runtime.limits import Limits
 from runtime.manifest import Model
-from runtime.scheduler import Limits
 from runtime.step import Step
 
 BLOCK = 16

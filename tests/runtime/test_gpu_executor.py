@@ -19,8 +19,8 @@ from runtime.gpu.steps import Tables, decode_buckets
 from runtime.kv.cache import Cache
 from runtime.kv.group import Group
 from runtime.kv.swap import Swap
+from runtime.limits import Limits
 from runtime.memory.plan import Place
-from runtime.scheduler import Limits
 from runtime.step import Step
 from runtime.weights import Weights
 from tests.runtime import made

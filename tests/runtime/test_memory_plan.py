@@ -8,10 +8,10 @@ import pytest
 
 from runtime import MemoryPlan, RequestError, ResourceError, Sampling, machine
 from runtime.kv.budget import Budget, plan_blocks
+from runtime.limits import Limits
 from runtime.manifest import KVGroup, Model
 from runtime.memory.options import Options
 from runtime.memory.plan import Place, Workspace
-from runtime.scheduler import Limits
 from tests.runtime.fake import fake_engine
 
 # 4 layers of k and v, 2 heads of 8, f32: 4 * 2 * 2 * 8 * 4 = 512 bytes a token, 8192 a block of 16

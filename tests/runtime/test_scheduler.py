@@ -9,9 +9,10 @@ from runtime.core import Core
 from runtime.kv.cache import Cache
 from runtime.kv.group import Group
 from runtime.kv.swap import Swap
+from runtime.limits import Limits
 from runtime.output import Output
 from runtime.request import Request
-from runtime.scheduler import Limits, Scheduler
+from runtime.scheduler import Scheduler
 from runtime.sequence import Sequence
 from runtime.step import StepBuffers
 from tests.runtime.fake import BLOCK, VOCAB, FakeExecutor, reference

@@ -12,9 +12,9 @@ from runtime.errors import EngineError
 from runtime.kv.cache import Cache
 from runtime.kv.group import Group
 from runtime.kv.swap import Swap
+from runtime.limits import Limits
 from runtime.manifest import Model
 from runtime.sampling import Sampling
-from runtime.scheduler import Limits
 from tests.runtime import test_scheduler as scheduling
 from tests.runtime.fake import BLOCK, VOCAB, FakeExecutor, fake_engine
 

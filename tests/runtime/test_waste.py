@@ -10,8 +10,8 @@ from runtime.engine import Engine
 from runtime.executor import Sampled
 from runtime.kv.cache import Cache
 from runtime.kv.group import Group
+from runtime.limits import Limits
 from runtime.manifest import Model
-from runtime.scheduler import Limits
 
 
 class IdleExecutor:

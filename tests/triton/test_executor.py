@@ -24,8 +24,8 @@ from runtime.gpu.interpret import InterpretedDevice
 from runtime.gpu.plan import Plan
 from runtime.kv.cache import Cache
 from runtime.kv.group import Group
+from runtime.limits import Limits
 from runtime.manifest import KVGroup, Model
-from runtime.scheduler import Limits
 from runtime.step import Step
 from runtime.weights import Weights
 from tests.codegen.harness import Chunk, empty_states, pack_step, reference_step

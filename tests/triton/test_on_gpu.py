@@ -24,8 +24,8 @@ from runtime.gpu.kernels import parse_kernels
 from runtime.gpu.plan import Plan
 from runtime.gpu.targets import find_api
 from runtime.gpu.vendor import Api, Unavailable
+from runtime.limits import Limits
 from runtime.manifest import KVGroup, Model
-from runtime.scheduler import Limits
 from runtime.step import Step
 from tests.codegen.harness import (
     Arrays,
