@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -31,10 +31,13 @@ def count(engine, kind: str) -> int:
 
 
 def idle(engine) -> None:
-    """Wait until the engine has done all that it was asked to, and check its invariants."""
-    deadline = time.monotonic() + 10
-    while (engine._loop._calls or engine._core.busy) and time.monotonic() < deadline:
-        time.sleep(0.001)
+    """Wait until the engine has done all that it was asked to, and check its invariants. It tells so itself,
+    between two steps: seen from here it may be in the middle of one."""
+    told: SimpleQueue[bool] = SimpleQueue()
+    busy = True
+    while busy:
+        engine._loop.ask(lambda _: told.put(engine._core.busy), None)
+        busy = told.get(timeout=10)
     engine._core.scheduler.check()
 
 
