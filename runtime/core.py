@@ -1,6 +1,6 @@
 """The engine without its thread: add a request, step until idle.
 
-One step is schedule, pack, forward, sample, advance.
+One step is schedule, pack, move, forward, sample, advance, take.
 """
 
 from __future__ import annotations

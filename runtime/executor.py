@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from runtime.kv.moves import Mover
 from runtime.step import Step
 
 Logits = np.ndarray  # of a step's rows, where the executor has them: len() and rows[...] are the caller's
@@ -46,7 +47,7 @@ class Sampled:
     top_logprobs: np.ndarray  # f32 [Q, num_top]
 
 
-class Executor(Protocol):
+class Executor(Mover, Protocol):
     """Opened with the step's limits and the blocks of each group; used by one thread at a time."""
 
     target: str  # what runs the steps, as --target spells it
@@ -75,18 +76,6 @@ class Executor(Protocol):
 
     def download(self, logits: Logits) -> np.ndarray:
         """The rows themselves, f32 [Q, V]; a view that the next step may overwrite."""
-        ...
-
-    def copy_blocks(self, group: int, pairs: np.ndarray) -> None:
-        """Copy whole blocks within one group; pairs: i32 [n, 2], from and to."""
-        ...
-
-    def swap_out(self, group: int, pairs: np.ndarray) -> None:
-        """Copy blocks to places on the host; pairs: i32 [n, 2], a block and a place."""
-        ...
-
-    def swap_in(self, group: int, pairs: np.ndarray) -> None:
-        """Copy blocks back; pairs: i32 [n, 2], a place and a block."""
         ...
 
     def close(self) -> None: ...

@@ -129,12 +129,10 @@ class GpuExecutor:
         self._pools[group].copy(pairs)
 
     def swap_out(self, group: int, pairs: np.ndarray) -> None:
-        """Copy blocks to the host; pairs: i32 [n, 2], a block and a place."""
         self._open_device  # noqa: B018
         self._pools[group].swap_out(pairs)
 
     def swap_in(self, group: int, pairs: np.ndarray) -> None:
-        """Copy blocks back; pairs: i32 [n, 2], a place and a block."""
         self._open_device  # noqa: B018
         self._pools[group].swap_in(pairs)
 

@@ -15,7 +15,9 @@ import numpy as np
 class Mover(Protocol):
     """An executor, as what copies blocks. pairs: i32 [n, 2], from and to; no block is in two of them."""
 
-    def copy_blocks(self, group: int, pairs: np.ndarray) -> None: ...
+    def copy_blocks(self, group: int, pairs: np.ndarray) -> None:
+        """Within one group."""
+        ...
 
     def swap_out(self, group: int, pairs: np.ndarray) -> None:
         """Blocks to places on the host. What a later step writes is not copied."""
