@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
+from runtime.kv.blocks import chain_hash, chain_root
 from runtime.kv.group import Group
 from runtime.sequence import Sequence
 
@@ -35,11 +36,17 @@ class Pins:
         return others
 
     def blocks(self, group: Group) -> int:
-        """At most so many blocks of a group are held by pinned prefixes."""
-        return sum(
-            seq.num_tokens // self._block - group.first_live(seq.num_tokens, self._block)
-            for seq in self._pinned
-        )
+        """At most so many blocks of a group are held by pinned prefixes; those that several share, once."""
+        held = (self._hashes(seq)[group.first_live(seq.num_tokens, self._block) :] for seq in self._pinned)
+        return len(set().union(*held))
+
+    def _hashes(self, seq: Sequence) -> list[bytes]:
+        """Of its blocks, chained."""
+        size, parent, hashes = self._block, chain_root(b"pins", seq.salt), []
+        for at in range(0, seq.num_tokens, size):
+            parent = chain_hash(parent, seq.ids[at : at + size].tobytes())
+            hashes.append(parent)
+        return hashes
 
     def shared(self, ids: np.ndarray, salt: bytes) -> int:
         """Blocks of full groups that a prompt is sure to share with a pinned prefix."""

@@ -196,6 +196,21 @@ def test_a_prefix_that_is_cached_already_is_pinned_as_it_is():
             assert engine.submit(system + [9], Sampling(max_new_tokens=1)).result().cached_tokens == 64
 
 
+def test_prefixes_that_share_blocks_promise_them_once():
+    system = words(64)
+    with fake_engine(kv_blocks=10) as engine:
+        with (
+            engine.pin(system),
+            engine.pin(system),
+            engine.pin(system[:32]),
+            engine.pin(system[:32] + words(16)),
+        ):
+            assert engine.stats().blocks_pinned == [5]
+            assert engine.stats().blocks_used == [5]
+        with engine.pin(system), engine.pin(system, cache_salt="other"):
+            assert engine.stats().blocks_pinned == [8]
+
+
 def test_what_a_pinned_prefix_leaves_is_what_requests_may_need():
     system = words(64)
     with fake_engine(kv_blocks=10) as engine, engine.pin(system):
