@@ -114,7 +114,8 @@ class Artifact:
             missing.append(
                 f"{kernel.isa} needs " + (", ".join(lacks) if kernel.arch == arch else kernel.arch)
             )
-        why = "; ".join(missing) or f"it has no kernel {isa or 'at all'}"
+        have_isas = ", ".join(kernel.isa for kernel in self.cpu.kernels) or "none"
+        why = "; ".join(missing) or f"it has no kernel {isa or 'at all'} (built: {have_isas})"
         raise ArtifactError(
             f"no kernel for this CPU ({arch}): {why}",
             where=str(self.root),

@@ -92,8 +92,9 @@ class Engine:
         self._check(ids, sampling, service)
         block = self._cache.block
         if not self._cache.prefix_cache or len(ids) < block:
-            what = f"{len(ids)} tokens" if self._cache.prefix_cache else "this engine has no prefix cache"
-            todo = f"Give at least {block} tokens, and load with prefix_cache=True"
+            what, todo = f"{len(ids)} tokens fill no block", f"Give at least {block}, as many as a block has"
+            if not self._cache.prefix_cache:
+                what, todo = "this engine has no prefix cache", "Load it with prefix_cache=True"
             raise RequestError(f"{what}: nothing can be pinned", where="pin", todo=todo)
         request = self.enqueue(ids[: len(ids) // block * block], sampling, service=service, kept=True)
         return Prefix(request, lambda request: self._loop.ask(self._core.unpin, request))
@@ -208,10 +209,11 @@ class Engine:
         )
 
     def _check(self, ids: np.ndarray, sampling: Sampling, service: Service) -> None:
-        step_tokens, has_tokenizer = self.limits.max_step_tokens, self.tokenizer is not None
-        check_servable(ids, sampling, service, self.model, self._cache, step_tokens, has_tokenizer)
-        num_ends = len(self._ends(sampling))
-        check_beams(sampling, num_ends, self.model.vocab_size, self.limits.max_requests)
+        model, limits = self.model, self.limits
+        check_servable(ids, sampling, model, self.tokenizer is not None)
+        check_beams(sampling, len(self._ends(sampling)), model.vocab_size, limits.max_requests)
+        pins, step_tokens = self._cache.pins, limits.max_step_tokens
+        check_room(ids, sampling, service, model.max_context, self._cache, step_tokens, pins)
 
     # What the engine's thread does when it is asked to.
 

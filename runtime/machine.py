@@ -102,13 +102,13 @@ def _words(path: Path) -> list[str]:
         return []
 
 
-def parse_bytes(size: int | str) -> int:
-    """Bytes from a number or a text such as "2GiB", "1.5 GB"."""
+def parse_bytes(size: int | str, name: str = "", other: str = "") -> int:
+    """Bytes from a number or a text such as "2GiB", "1.5 GB". name, other: the option's, and what else it
+    takes, for the message."""
     if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
         return size
     match = _SIZE.fullmatch(size) if isinstance(size, str) else None
     if match is None or match[2].lower() not in _UNITS or len(match[1]) > 30:
-        raise ResourceError(
-            f"{shorten(repr(size))} is not a size", todo="Give bytes as a number, or a text such as '2GiB'"
-        )
+        todo = f"Give bytes as a number, or a text such as '2GiB'{other}"
+        raise ResourceError(f"{shorten(repr(size))} is not a size", where=name, todo=todo)
     return int(float(match[1]) * _UNITS[match[2].lower()])

@@ -12,16 +12,8 @@ from runtime.sampling import MAX_BEAMS, Sampling
 from runtime.service import Service
 
 
-def check_servable(
-    ids: np.ndarray,  # [S], the prompt
-    sampling: Sampling,
-    service: Service,
-    model: Model,
-    cache: Cache,
-    step_tokens: int,
-    has_tokenizer: bool,
-) -> None:
-    """Raises RequestError."""
+def check_servable(ids: np.ndarray, sampling: Sampling, model: Model, has_tokenizer: bool) -> None:
+    """Whether the model can take the prompt, ids: [S], and give what is asked for. Raises RequestError."""
     if not isinstance(sampling, Sampling):
         what = f"sampling = {shorten(repr(sampling))}"
         raise RequestError(what, where="request", todo="Use runtime.Sampling")
@@ -49,7 +41,6 @@ def check_servable(
                 where="sampling",
                 todo=f"Use at most {model.vocab_size}, the vocabulary",
             )
-    check_room(ids, sampling, service, context, cache, step_tokens, cache.pins)
 
 
 def check_beams(sampling: Sampling, num_ends: int, vocab_size: int, max_requests: int) -> None:
@@ -88,8 +79,8 @@ def check_room(
     if sampling.beams > 1 and most > num_tokens:
         fits = _fit_beams(num_tokens, most, sampling.beams, cache, step_tokens, pins, shared)
     if not fits:
-        blocks = [group.num_blocks for group in cache.groups]
-        beams = f" for each of {sampling.beams} beams" if sampling.beams > 1 else ""
+        blocks = " and ".join(str(group.num_blocks) for group in cache.groups)
+        beams = f" for each of {sampling.beams} beams, and a block to go" if sampling.beams > 1 else ""
         raise RequestError(
             f"{num_tokens} prompt tokens and max_new_tokens={sampling.max_new_tokens} need a KV cache of "
             f"{most} tokens{beams}; this engine has {blocks} blocks of {cache.block} tokens"

@@ -37,7 +37,7 @@ class Budget:
             return Budget()
         if isinstance(kv_memory, str) and "%" in kv_memory:
             return Budget(percent=_percent(kv_memory))
-        return Budget(num_bytes=machine.parse_bytes(kv_memory))
+        return Budget(num_bytes=machine.parse_bytes(kv_memory, "kv_memory", " or '40%'"))
 
     def within(self, room: int | None, percent: float) -> int | None:
         """Bytes of all groups together, where `room` are free; None where that is not known.

@@ -39,7 +39,7 @@ class Options:
         )
         threads = None if threads is None else _count("threads", threads, 1)
         budget = Budget.of(kv_blocks, kv_memory)
-        return Options(limits, budget, machine.parse_bytes(swap_memory), threads)
+        return Options(limits, budget, machine.parse_bytes(swap_memory, "swap_memory"), threads)
 
     def plan(
         self,

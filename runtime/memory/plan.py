@@ -153,7 +153,8 @@ class MemoryPlan:
                 f"{self.kv_budget} bytes for the KV cache do not hold one block of every group ({block} "
                 f"bytes; one request of the whole context, {self.max_context} tokens, takes {request})"
             )
-            raise ResourceError(what, where=self.target, todo="Give more kv_memory, or free memory")
+            todo = "Give more kv_memory ('2GiB', or '40%' of what is free), or free memory"
+            raise ResourceError(what, where=self.target, todo=todo)
 
     def text(self, lengths: Sequence[int] = ()) -> str:
         """A table, with the most concurrent requests at some lengths; by default a few up to the context."""

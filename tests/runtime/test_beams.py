@@ -126,6 +126,14 @@ def test_one_block_less_is_refused() -> None:
         engine.submit(PROMPTS[3], FOUR)
 
 
+def test_more_beams_than_places_are_refused_for_that_also_where_blocks_lack() -> None:
+    with (
+        fake_engine(max_requests=3, kv_blocks=13) as engine,
+        pytest.raises(RequestError, match="4 beams; this engine runs 3 sequences at once"),
+    ):
+        engine.submit(PROMPTS[3], FOUR)
+
+
 @pytest.mark.parametrize("evict", [False, True])
 @pytest.mark.parametrize("prefix_cache", [False, True])
 def test_preemption_between_any_two_steps_changes_nothing(prefix_cache, evict) -> None:

@@ -438,14 +438,14 @@ def test_result_of_several_samples_is_refused():
     ("prompts", "seed", "said"),
     [
         ([], None, "none"),
-        (None, None, "'None' is none"),
-        (b"text", None, "is none"),
-        ({"role": "user", "content": "x"}, None, "is none"),
+        (None, None, "prompts: None is no prompt"),
+        (b"text", None, "b'text' is no prompt"),
+        ({"role": "user", "content": "x"}, None, "is no prompt"),
         ([[1], None], None, "prompt 1"),
         ([[1], [2]], [1], "1 seeds for 2"),
         ([[1], []], None, "prompt 1"),
-        (np.array(5), None, "is none"),
-        (bytearray(b"text"), None, "is none"),
+        (np.array(5), None, "is no prompt"),
+        (bytearray(b"text"), None, "is no prompt"),
         ([[1], [2]], np.array([1, 2, 3]), "3 seeds for 2"),
     ],
 )
@@ -454,6 +454,11 @@ def test_generate_refuses_before_anything_runs(prompts, seed, said):
         with pytest.raises(RequestError, match=said):
             generate(engine, prompts, seed=seed)
         assert engine.stats().steps == 0
+
+
+def test_several_texts_are_no_prompt():
+    with fake_engine() as engine, pytest.raises(RequestError, match="give them to runtime.generate"):
+        engine.submit(["one", "two"])
 
 
 @pytest.mark.parametrize("sampling", ["greedy", {}, 5, [None], [Sampling(), 3]])

@@ -126,7 +126,7 @@ def test_a_fork_that_lacks_a_block_to_copy_to_starts_anew(kv_blocks):
         (dict(keep=99), "keep = 99"),
         (dict(keep=1.5), "keep = 1.5"),
         (dict(append=[VOCAB]), "token 0 is 97"),
-        (dict(append=None), "append: 'None' is none"),
+        (dict(append=None), "append: None is no prompt"),
         (dict(append="a"), "append: this artifact has no tokenizer"),
         (dict(append=[dict(role="user", content="a")]), "messages begin a conversation"),
         (dict(append=[1] * 250), "the context holds"),
@@ -247,9 +247,15 @@ def test_a_prefix_is_not_pinned_at_the_cost_of_what_is_open():
         assert engine.stats().blocks_used == [0]
 
 
-@pytest.mark.parametrize(("size", "options"), [(15, {}), (40, dict(prefix_cache=False))])
-def test_what_cannot_be_pinned_is_refused(size, options):
-    with fake_engine(**options) as engine, pytest.raises(RequestError, match="nothing can be pinned"):
+@pytest.mark.parametrize(
+    ("size", "options", "said"),
+    [
+        (15, {}, "15 tokens fill no block: nothing can be pinned. Give at least 16,"),
+        (40, dict(prefix_cache=False), "nothing can be pinned. Load it with prefix_cache=True"),
+    ],
+)
+def test_what_cannot_be_pinned_is_refused(size, options, said):
+    with fake_engine(**options) as engine, pytest.raises(RequestError, match=said):
         engine.pin(words(size))
 
 
