@@ -13,12 +13,13 @@ from runtime.load import load
 from runtime.log import LogEntry
 from runtime.memory.plan import MemoryPlan
 from runtime.memory.target import plan
+from runtime.prefix import Prefix
 from runtime.request import Request
 from runtime.sampling import Sampling
 from runtime.stats import Stats
 
 __all__ = [
     "Artifact", "ArtifactError", "Completion", "Engine", "EngineError", "Event", "LogEntry", "MemoryPlan",
-    "OctavoError", "Request", "RequestError", "ResourceError", "Sampling", "Stats", "Timings", "TokenLogprob",
-    "generate", "load", "plan",
+    "OctavoError", "Prefix", "Request", "RequestError", "ResourceError", "Sampling", "Stats", "Timings",
+    "TokenLogprob", "generate", "load", "plan",
 ]  # fmt: skip

@@ -91,19 +91,20 @@ class Core:
         seq = request.sequences[0]
         if seq in self.scheduler.kept:
             self.scheduler.remove(seq)
-            self.log.add("unpin", seq.owner, seq.num_tokens // self.scheduler.cache.block)
+            self.log.add("unpin", seq.owner, seq.num_tokens // self.scheduler.cache.block, "released")
         else:
             self.cancel(request)
 
     def _keep(self, seq: Sequence) -> None:
         self.scheduler.keep(seq)
-        self.log.add("pin", seq.owner, seq.num_tokens // self.scheduler.cache.block)
+        self.log.add("pin", seq.owner, seq.num_tokens // self.scheduler.cache.block, "engine.pin")
         complete(seq, last_event(seq, "length"))
 
     def _end(self, request: Request, reason: Literal["cancelled", "timeout"]) -> None:
+        cause = "asked for" if reason == "cancelled" else f"timeout_s = {request.service.timeout_s}"
         for seq in request.sequences[: request.sampling.n]:
             if not seq.finished:
-                self.log.add(reason, seq.owner, seq.num_tokens - seq.prompt_tokens)
+                self.log.add(reason, seq.owner, seq.num_tokens - seq.prompt_tokens, cause)
         self._outputs.finish(request, reason)
 
     def _unstick(self) -> None:

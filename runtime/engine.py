@@ -56,6 +56,10 @@ class Engine:
         self._loop = Loop(self._core)
         self._numbers = itertools.count()
 
+    def __repr__(self) -> str:
+        blocks = " and ".join(str(group.num_blocks) for group in self._cache.groups)
+        return f"<Engine on {self._executor.target}: {blocks} blocks of {self._cache.block} tokens>"
+
     def submit(
         self,
         prompt: Prompt,

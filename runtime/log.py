@@ -11,21 +11,29 @@ Kind = Literal[
     "prefix_hit", "fork", "copy_on_write", "evict", "preempt", "swap_out", "swap_in", "pin", "unpin",
     "cancelled", "timeout", "fail",
 ]  # fmt: skip
+COUNTS_TOKENS = ("prefix_hit", "fork", "cancelled", "timeout")  # the amounts of others are blocks
 KEPT = 4096
 
 
 class LogEntry(NamedTuple):
-    """request, sample: which it happened to. amount: tokens of a prefix hit, of a fork, or of the output of
-    what was ended; else blocks. cause: why, or for whom.
+    """request, sample: which it happened to, by Request.number. amount: tokens of a prefix hit, of a fork,
+    or of the output of what was ended; else blocks. cause: why, or for whom. str() is a line of it.
     """
 
     number: int  # counts all entries from 0 on
-    time_s: float  # of the monotonic clock
+    time_s: float  # of time.monotonic(), as Request.submitted_s
     kind: Kind
     request: int
     sample: int
     amount: int
     cause: str
+
+    def __str__(self) -> str:
+        unit = "tokens" if self.kind in COUNTS_TOKENS else "blocks"
+        amount = f", {self.amount} {unit}" if self.kind != "fail" else ""
+        cause = f": {self.cause}" if self.cause else ""
+        head = f"{self.number} at {self.time_s:.3f} s, request {self.request}, sample {self.sample}"
+        return f"{head}: {self.kind}{amount}{cause}"
 
 
 class Log:

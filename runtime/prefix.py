@@ -18,6 +18,9 @@ class Prefix:
         self._request, self._release = request, release
         self.num_tokens = request.sequences[0].num_tokens
 
+    def __repr__(self) -> str:
+        return f"<Prefix of {self.num_tokens} tokens, {'ready' if self.ready else 'not ready'}>"
+
     def wait(self, timeout_s: float | None = None) -> Prefix:
         """Until it is computed. Raises ResourceError where there is no room for it, or TimeoutError."""
         self._request.results(timeout_s)

@@ -49,8 +49,8 @@ class Request:
     fails. `await request` is `result()`. As a context manager (`with` or `async with`) it is cancelled at the
     end, where it is not finished by then.
 
-    origin: from whose blocks it starts, while that one holds them, and how many tokens they have in common.
-    deadline_s: of the monotonic clock.
+    number: as in the engine's log. origin: from whose blocks it starts, while that one holds them, and how
+    many tokens they have in common. submitted_s, deadline_s: of the monotonic clock.
     """
 
     def __init__(
@@ -82,6 +82,11 @@ class Request:
         self._completions: dict[int, Completion] = {}
         self._error: Exception | None = None
         self._wakers: list[Callable[[], Any]] = []
+
+    def __repr__(self) -> str:
+        prompt, n = self.sequences[0].prompt_tokens, self.sampling.n
+        state = "failed" if self._error is not None else "done" if self.done else "open"
+        return f"<Request {self.number}: {prompt} prompt tokens, {n} sample{'s' * (n > 1)}, {state}>"
 
     @property
     def done(self) -> bool:

@@ -29,7 +29,8 @@ class Sampling:
     alternatives to report per token. n: samples per prompt.
 
     beams: above 1, beam search, of whose texts the n best are the samples, best first. It samples nothing and
-    knows no stop texts. length_penalty, early_stopping: see runtime/beam.py.
+    knows no stop texts. length_penalty: a score is divided by the number of tokens to the power of this, so
+    that higher ones favour longer texts. early_stopping: False, True or "never", as transformers' generate().
     """
 
     max_new_tokens: int = 128

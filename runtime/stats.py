@@ -9,7 +9,7 @@ from runtime.core import Core
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Counts since loading, and what is held now. blocks: per KV group."""
+    """Counts since loading, and what is held now. blocks: per KV group. print() gives a few lines of it."""
 
     target: str  # what runs the steps, as --target spells it
     steps: int
@@ -27,13 +27,34 @@ class Stats:
     swapped_blocks: int  # kept on the host when their request was preempted
     restored_blocks: int  # copied back from there
     evicted_blocks: int
-    running: int
+    running: int  # samples and beams, now
     waiting: int
     blocks_total: list[int]
     blocks_used: list[int]
     blocks_free: list[int]
     blocks_pinned: list[int]  # promised to pinned prefixes
     blocks_cached: list[int]  # of the free ones, those that a prefix hit can revive
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                f"{self.steps} steps on {self.target} in {self.step_s:.2f} s, {self.forward_s:.2f} of it in "
+                f"forward: {self.computed_tokens} tokens computed, {self.output_tokens} given",
+                f"{self.running} running, {self.waiting} waiting; {self.finished_samples} samples finished, "
+                f"{self.failed_requests} requests failed",
+                f"{self.prefix_hits} prefix hits of {self.prefix_hit_tokens} tokens, {self.forks} forks, "
+                f"{self.copied_blocks} blocks copied on write",
+                f"{self.preemptions} preemptions; {self.swapped_blocks} blocks swapped out, "
+                f"{self.restored_blocks} in; {self.evicted_blocks} evicted",
+                *map(self._group, range(len(self.blocks_total))),
+            ]
+        )
+
+    def _group(self, i: int) -> str:
+        return (
+            f"KV group {i}: {self.blocks_total[i]} blocks, {self.blocks_used[i]} used, {self.blocks_free[i]} "
+            f"free ({self.blocks_cached[i]} of them cached), {self.blocks_pinned[i]} pinned"
+        )
 
 
 def stats(core: Core) -> Stats:

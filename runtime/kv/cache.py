@@ -54,7 +54,7 @@ class Cache:
             return False
         self.prefixes.announce(seq, hit, len(chain))
         if hit:
-            self.log.add("prefix_hit", seq.owner, seq.computed)
+            self.log.add("prefix_hit", seq.owner, seq.computed, f"the first of its {seq.num_tokens}")
         return True
 
     def has_room(self, seq: Sequence, step_tokens: int, others: Seq[Sequence]) -> bool:

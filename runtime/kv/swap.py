@@ -44,7 +44,7 @@ class Swap:
             tables.append((table.first, places))
             self._cache.moves.swap_out(group, ids, places)
         self._held[seq] = Held(seq.computed, tables)
-        self._cache.log.add("swap_out", seq.owner, sum(map(len, blocks)))
+        self._cache.log.add("swap_out", seq.owner, sum(map(len, blocks)), "it was preempted")
         self._cache.free(seq)
         return True
 
@@ -61,7 +61,8 @@ class Swap:
             cache.moves.swap_in(group, places, table.live())
             seq.tables.append(table)
         seq.computed = held.computed
-        cache.log.add("swap_in", seq.owner, sum(len(places) for _, places in held.tables))
+        num_blocks = sum(len(places) for _, places in held.tables)
+        cache.log.add("swap_in", seq.owner, num_blocks, "there is room for it again")
         self.drop(seq)
         return True
 
