@@ -31,8 +31,20 @@ def command(
         float, typer.Option(help="Keep tokens at least this likely, relative to the best.")
     ] = 0.0,
     samples: Annotated[
-        int, typer.Option("-n", "--samples", help="How many continuations, each with noise of its own.")
+        int,
+        typer.Option(
+            "-n",
+            "--samples",
+            help="How many continuations: each with noise of its own (give a --temperature too), or the best "
+            "of --beams.",
+        ),
     ] = 1,
+    beams: Annotated[
+        int, typer.Option(help="Above 1: beam search with so many, and the -n best texts with their scores.")
+    ] = 1,
+    length_penalty: Annotated[
+        float, typer.Option(help="With --beams: a score is divided by the length to the power of this.")
+    ] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Equal seeds give equal text.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
     timeout: Annotated[
@@ -60,6 +72,8 @@ def command(
 
     octavo generate model.octavo "Once upon a time" -n 3 --temperature 1 --timeout 20
 
+    octavo generate model.octavo "Once upon a time" --beams 4 -n 2
+
     octavo generate model.octavo "2 + 2 =" --target cpu --threads 1 --kv-memory 256MiB
 
     cat article.txt | octavo generate model.octavo - --max-new-tokens 64 --json
@@ -81,7 +95,11 @@ def command(
         stop=tuple(stop or ()),
         logprobs=logprobs,
         n=samples,
+        beams=beams,
+        length_penalty=length_penalty,
     )
+    if samples > 1 and beams == 1 and temperature == 0:
+        print("octavo: all samples are the same at --temperature 0", file=sys.stderr)
     memory = given(
         kv_memory=kv_memory,
         kv_blocks=kv_blocks,
@@ -115,7 +133,8 @@ def _print_stream(request: Request) -> None:
 
 def _print_samples(completions: Sequence[Completion]) -> None:
     for completion in completions:
-        print(f"--- sample {completion.sample_index} ({completion.finish_reason})")
+        score = "" if completion.score is None else f", score {completion.score:.4f}"
+        print(f"--- sample {completion.sample_index} ({completion.finish_reason}{score})")
         print(completion.text)
 
 
