@@ -116,7 +116,8 @@ def _prepare(engine: Engine, prompts: Seq[Any], samplings: Seq[Sampling], servic
         try:
             jobs.append((engine.prepare(prompt, sampling, service), sampling, index, service))
         except RequestError as error:
-            raise RequestError(error.what, where=f"prompt {index}, {error.where}", todo=error.todo) from error
+            where = f"prompt {index}" + (f", {error.where}" if error.where != "prompt" else "")
+            raise RequestError(error.what, where=where, todo=error.todo) from error
     return jobs
 
 

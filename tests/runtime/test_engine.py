@@ -441,7 +441,7 @@ def test_result_of_several_samples_is_refused():
         (None, None, "prompts: None is no prompt"),
         (b"text", None, "b'text' is no prompt"),
         ({"role": "user", "content": "x"}, None, "is no prompt"),
-        ([[1], None], None, "prompt 1"),
+        ([[1], None], None, "prompt 1: None is no prompt"),
         ([[1], [2]], [1], "1 seeds for 2"),
         ([[1], []], None, "prompt 1"),
         (np.array(5), None, "is no prompt"),
