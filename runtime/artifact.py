@@ -57,7 +57,7 @@ class Artifact:
             raise ArtifactError(
                 f"no target {name!r} (built: {built})",
                 where=str(self.root),
-                todo="Load it for a target that is there, or compile the model for one of octavo compile --help",
+                todo="Load it for one that is there, or compile the model for one of `octavo compile --help`",
             )
         return self.manifest.targets[name]
 
