@@ -29,7 +29,7 @@ class LogEntry(NamedTuple):
     cause: str
 
     def __str__(self) -> str:
-        unit = "tokens" if self.kind in COUNTS_TOKENS else "blocks"
+        unit = ("token" if self.kind in COUNTS_TOKENS else "block") + "s" * (self.amount != 1)
         amount = f", {self.amount} {unit}" if self.kind != "fail" else ""
         cause = f": {self.cause}" if self.cause else ""
         head = f"{self.number} at {self.time_s:.3f} s, request {self.request}, sample {self.sample}"

@@ -165,7 +165,9 @@ class Cache:
         evictions = pool.evictions
         block = pool.allocate()
         if pool.evictions > evictions:
-            self.log.add("evict", seq.owner, 1, f"group {group} has no other free block")
+            self.log.add(
+                "evict", seq.owner, 1, f"it needs one, and in group {group} only cached ones are free"
+            )
         return block
 
     def _seal(self, pool: BlockPool, table: Table, index: int, content: Sealed) -> None:

@@ -26,6 +26,17 @@ def test_every_line_of_the_log_has_the_request_the_unit_and_the_cause():
     assert all(": " in line.partition("sample 0: ")[2] for line in lines)  # a cause
 
 
+def test_one_block_is_one_block():
+    with fake_engine(kv_blocks=3) as engine:
+        for first in (0, 40):
+            engine.submit(list(range(first, first + 40)), Sampling(max_new_tokens=2)).result()
+        lines = [str(entry) for entry in engine.log()]
+    assert any(
+        line.endswith(": evict, 1 block: it needs one, and in group 0 only cached ones are free")
+        for line in lines
+    )
+
+
 def test_the_log_goes_on_from_a_number():
     with fake_engine() as engine:
         for _ in range(3):
