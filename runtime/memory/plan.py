@@ -156,6 +156,9 @@ class MemoryPlan:
             todo = "Give more kv_memory ('2GiB', or '40%' of what is free), or free memory"
             raise ResourceError(what, where=self.target, todo=todo)
 
+    def __str__(self) -> str:
+        return self.text()
+
     def text(self, lengths: Sequence[int] = ()) -> str:
         """A table, with the most concurrent requests at some lengths; by default a few up to the context."""
         return table(self, lengths or default_lengths(self.max_context))

@@ -126,7 +126,11 @@ def test_what_does_not_fit_is_refused_with_the_numbers(options, said):
     plan = planned(100_000, **options)
     with pytest.raises(ResourceError, match=said):
         plan.check()
-    assert plan.refusal and plan.refusal in plan.text() and plan.as_json()["refusal"] == plan.refusal
+    assert (
+        plan.refusal
+        and plan.refusal in str(plan) == plan.text()
+        and plan.as_json()["refusal"] == plan.refusal
+    )
 
 
 def test_swapped_blocks_of_a_device_are_the_hosts():
