@@ -18,6 +18,7 @@ import pytest
 import runtime
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "smollm2_beams.json").read_text())["cases"]
+ALONE = 3  # cases that are also run by themselves
 
 
 def sampling(case: dict[str, Any]) -> runtime.Sampling:
@@ -39,12 +40,13 @@ def outputs(completions: list[Any]) -> list[Any]:
 
 def test_texts_and_scores_are_those_of_transformers(demo_f32: Path) -> None:
     with runtime.load(demo_f32, kv_memory="64MiB") as engine:
-        alone = [engine.submit(c["prompt_ids"], sampling(c)).results() for c in CASES]
+        alone = [engine.submit(c["prompt_ids"], sampling(c)).results() for c in CASES[:ALONE]]
         requests = [engine.submit(c["prompt_ids"], sampling(c)) for c in CASES]
         together = [request.results() for request in requests]
-    for case, found, again in zip(CASES, alone, together, strict=True):
+    for case, found in zip(CASES, together, strict=True):
         assert [c.token_ids for c in found] == case["token_ids"]
         assert [c.score for c in found] == pytest.approx(case["scores"], abs=1e-4)
+    for found, again in zip(alone, together, strict=False):
         assert outputs(again) == outputs(found)  # not a bit may differ
     ended = [text[-1] in case["ends"] for case in CASES for text in case["token_ids"]]
     assert any(ended) and not all(ended)

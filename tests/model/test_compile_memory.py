@@ -13,7 +13,7 @@ import pytest
 import safetensors.numpy
 import transformers
 
-from tests.model.test_compile import IMPORT_ONLY, MEGABYTE, run_measured
+from tests.model.test_compile import MEGABYTE, import_bytes, run_measured
 
 VOCAB, HIDDEN, FFN, HEADS = 200_000, 1024, 256, 4
 LARGEST = VOCAB * HIDDEN * 2  # bytes, bfloat16
@@ -79,7 +79,7 @@ def gguf_file(path: Path) -> Path:
 @pytest.mark.parametrize(("form", "dtype"), [("huggingface", "bf16"), ("gguf", "f32")])
 def test_the_largest_tensor_is_in_memory_once_at_most(form: str, dtype: str, tmp_path: Path) -> None:
     source = huggingface(tmp_path / "hf") if form == "huggingface" else gguf_file(tmp_path / "m.gguf")
-    base, _ = run_measured(IMPORT_ONLY)
+    base = import_bytes()
     peak, seconds = run_measured(COMPILE, str(source), str(tmp_path / "m.octavo"), dtype)
     print(f"{form} to {dtype}: {(peak - base) / 1e6:.0f} MB above importing torch, {seconds:.0f} s of CPU")
     assert peak - base < LARGEST + 300 * MEGABYTE
