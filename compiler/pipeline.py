@@ -10,7 +10,7 @@ from typing import Any
 from ir.graph import Graph
 from ir.rewrite import Miss
 from ir.verify import verify
-from passes.base import Pass
+from passes.base import Note, Pass
 from passes.canonicalize import Canonicalize
 from passes.convert_weights import ConvertWeights
 from passes.cse import Cse
@@ -78,6 +78,7 @@ class Stage:
     misses: tuple[Miss, ...] = ()
     seconds: float = 0.0
     tolerance: float = 0.0
+    notes: tuple[Note, ...] = ()
 
 
 def run_pipeline(
@@ -97,5 +98,5 @@ def run_pipeline(
         verify(done.graph)
         seconds = time.perf_counter() - start
         graph = done.graph
-        report(Stage(index, step.name, graph, done.count, done.misses, seconds, step.tolerance))
+        report(Stage(index, step.name, graph, done.count, done.misses, seconds, step.tolerance, done.notes))
     return graph

@@ -15,12 +15,21 @@ BF16_ERROR = 0.05  # tolerance of a pass that rounds to bf16, 8 bits of mantissa
 
 
 @dataclass(frozen=True)
+class Note:
+    """What a pass wants said of an op that it made, such as how a mask was proved."""
+
+    op: Op
+    text: str
+
+
+@dataclass(frozen=True)
 class Result:
-    """A pass's graph, how many places it changed, and reasons for near misses."""
+    """A pass's graph, how many places it changed, reasons for near misses, and notes on what it made."""
 
     graph: Graph
     count: int
     misses: tuple[Miss, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ proved is refused at its op.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ir.graph import Graph
@@ -17,7 +18,7 @@ from passes.attention.given import with_mask
 from passes.attention.prover import Prover
 from passes.attention.tables import Tables
 from passes.attention.written_out import softmax_written_out, written_out
-from passes.base import Pass, Result, result
+from passes.base import Note, Pass, Result, result
 
 
 @dataclass(frozen=True)
@@ -33,4 +34,12 @@ class FuseAttention(Pass):
             Rule("attention", ("matmul",), partial(written_out, prover)),
             Rule("mask", ("attention",), partial(with_mask, prover)),
         )
-        return result(rewrite(graph, rules))
+        done = result(rewrite(graph, rules))
+        return replace(done, notes=tuple(_notes(done.graph, prover)))
+
+
+def _notes(graph: Graph, prover: Prover) -> Iterator[Note]:
+    """How each attention's mask was proved."""
+    for op in graph.ops:
+        if op.kind == "attention" and op.outs[0].name in prover.how:
+            yield Note(op, prover.how[op.outs[0].name])

@@ -68,6 +68,21 @@ def prove(predicate: Any, context: int | None, tables: Sequence[Grid] = ()) -> A
     return _Scan(terms, context, tables).run()
 
 
+def how_proved(predicate: Any, context: int | None) -> str:
+    """What `prove` did to decide a predicate that it did not refuse."""
+    terms = conjuncts(tidy(predicate))
+    void = [t for t in terms if _is_void(t, context)]
+    if not (is_causal(And(*terms)) and all(_is_simple(t) for t in terms)):
+        pairs = f"every pair of positions below {context}"
+        if context is not None and context**2 > MAX_PAIRS:
+            pairs = f"a causal term, and every query's own key below {context}"
+        return f"tried out on {pairs}"
+    sizes = ", ".join(
+        f"{'window' if window_of(t) else 'chunk'} of {window_of(t) or chunk_of(t)}" for t in void
+    )
+    return "decided symbolically" + (f"; its {sizes} hides nothing within {context}" if void else "")
+
+
 def tidy(predicate: Any) -> Any:
     """Negations at the atoms, terms that all alternatives share taken out, one way to compare q and k."""
     return _factor(_spell(_nnf(predicate)))
@@ -90,7 +105,7 @@ def _spell(e: Any) -> Any:
         return window(size)
     if (ahead := window_of(e.xreplace({QUERY: KEY, KEY: QUERY}))) is not None:
         return CAUSAL if ahead == 1 else (KEY - QUERY) < ahead
-    if (size := _chunk_of(e)) is not None:
+    if (size := chunk_of(e)) is not None:
         return chunk(size)
     if isinstance(e, sympy.Eq) and set(e.args) == {QUERY, KEY}:
         return sympy.Eq(KEY, QUERY)
@@ -109,7 +124,7 @@ def _factor(e: Any) -> Any:
     return And(*shared, rest)
 
 
-def _chunk_of(term: Any) -> int | None:
+def chunk_of(term: Any) -> int | None:
     """C if the term is q // C == k // C."""
     if not isinstance(term, sympy.Eq):
         return None
@@ -122,12 +137,12 @@ def _chunk_of(term: Any) -> int | None:
 
 def _is_simple(term: Any) -> bool:
     """Whether it is causal, a window or a chunk, all of which show a query itself."""
-    return is_causal(term) or (window_of(term) or 0) >= 1 or _chunk_of(term) is not None
+    return is_causal(term) or (window_of(term) or 0) >= 1 or chunk_of(term) is not None
 
 
 def _is_void(term: Any, context: int | None) -> bool:
     """A window or chunk that no two positions below the context get out of."""
-    size = window_of(term) or _chunk_of(term)
+    size = window_of(term) or chunk_of(term)
     return context is not None and size is not None and size >= context
 
 

@@ -11,7 +11,7 @@ from ir.predicates import KEY, QUERY
 from ir.rewrite import View
 from passes.attention.elements import Elements, Unreadable
 from passes.attention.indexing import Index, broadcast, shape_of
-from passes.attention.proof import MaskRefused, prove
+from passes.attention.proof import MaskRefused, how_proved, prove
 from passes.attention.scores import Scores, read_scores
 from passes.attention.tables import Tables
 from passes.base import PassError
@@ -25,10 +25,14 @@ def refused(op: Op | None, reason: str, hint: str = "") -> PassError:
 
 @dataclass
 class Prover:
-    """Reads and proves the masks of one graph. Raises PassError where a mask is refused."""
+    """Reads and proves the masks of one graph. Raises PassError where a mask is refused.
+
+    how: what was done to prove the mask of each attention, by its result's name.
+    """
 
     graph: Graph
     tables: Tables
+    how: dict[str, str] = field(default_factory=dict[str, str])
     _proofs: dict[Any, Any] = field(default_factory=dict[Any, Any])
 
     def sizes(self, length: Any, **others: Any) -> dict[Any, Any]:
@@ -62,3 +66,9 @@ class Prover:
         except MaskRefused as error:
             raise refused(op, error.reason, error.hint) from None
         return self.tables.emit(self._proofs[predicate, length], view.op)
+
+    def remember(self, name: str, source: str, predicate: Any, length: Any) -> None:
+        """Keep how the mask of the attention with this result was proved; a later sweep proves it again."""
+        if name not in self.how:
+            context = upper_bound(normalize(length), self.graph.dims)
+            self.how[name] = f"{source}, {how_proved(predicate, context)}"

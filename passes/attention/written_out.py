@@ -134,6 +134,7 @@ class _WrittenOut:
         attrs = stated(float(scores.scale * q.factor * k.factor), float(scores.softcap))
         args = (*(part.emit(self.view.op) for part in (q, k, v)), None, sinks, slopes, *tables)
         out = self.view.op("attention", *args, mask=predicate, **attrs)  # [1,S,H,E]
+        self.prover.remember(out.name, "read from scores that are written out", scores.keep, length)
         return self.shaped(self.view.op("transpose", out, perm=(0, 2, 1, 3)))
 
     def shaped(self, out: Value) -> Value:
