@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from compiler.weights import Array, WeightError, WeightSource
+from compiler.weights import BELONG, Array, WeightError, WeightSource
 from ir.types import DType, Tensor
+from runtime.errors import shorten
 
 MAX_HEADER_BYTES = 100_000_000
+AGAIN = "Download the checkpoint again"
 
 _SAFETENSORS_TYPES = {
     "F64": DType.F64,
@@ -45,13 +47,13 @@ class SafetensorsFile:
 
     def type(self, name: str) -> Tensor:
         if name not in self._entries:
-            raise WeightError(f"{self.path}: there is no tensor {name!r}")
+            raise WeightError(f"there is no tensor {name!r}", where=str(self.path), todo=BELONG)
         kind, shape, _, _ = self._entries[name]
         if kind not in _SAFETENSORS_TYPES:
             raise WeightError(
-                f"{self.path}: tensor {name!r} has element type {kind}; only "
-                f"{', '.join(_SAFETENSORS_TYPES)} are read. "
-                "Save the checkpoint in one of them"
+                f"the element type is {shorten(kind)}; {', '.join(_SAFETENSORS_TYPES)} are read",
+                where=f"{self.path}, tensor {name!r}",
+                todo="Save the checkpoint in one of them",
             )
         return Tensor(_SAFETENSORS_TYPES[kind], shape)
 
@@ -76,7 +78,9 @@ class ShardedSource:
         for tensor, file in self._file_of.items():
             if tensor not in self._files[file].names:
                 raise WeightError(
-                    f"{index}: tensor {tensor!r} is said to be in {file}, which does not hold it"
+                    f"tensor {tensor!r} is said to be in {file}, which does not hold it",
+                    where=str(index),
+                    todo=AGAIN,
                 )
 
     @property
@@ -85,7 +89,7 @@ class ShardedSource:
 
     def _file(self, name: str) -> SafetensorsFile:
         if name not in self._file_of:
-            raise WeightError(f"{self.index}: there is no tensor {name!r}")
+            raise WeightError(f"there is no tensor {name!r}", where=str(self.index), todo=BELONG)
         return self._files[self._file_of[name]]
 
     def type(self, name: str) -> Tensor:
@@ -104,13 +108,16 @@ _Entry = tuple[str, tuple[int, ...], int, int]  # element type, shape, first and
 def _open_safetensors(path: Path) -> tuple[Array, dict[str, _Entry]]:
     size = path.stat().st_size
     if size < 8:
-        raise WeightError(f"{path}: {size} bytes are too few for a safetensors file: it is truncated")
+        what = f"{size} bytes are too few for a safetensors file: it is truncated"
+        raise WeightError(what, where=str(path), todo=AGAIN)
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > min(MAX_HEADER_BYTES, size - 8):
             raise WeightError(
-                f"{path}: the header claims {length} bytes; the file has {size} and a header may have at "
-                f"most {MAX_HEADER_BYTES}. It is truncated or not a safetensors file"
+                f"the header claims {length} bytes; the file has {size} and a header may have at most "
+                f"{MAX_HEADER_BYTES}: it is truncated or not a safetensors file",
+                where=str(path),
+                todo=AGAIN,
             )
         header = _parse_json(path, file.read(length))
     header.pop("__metadata__", None)
@@ -133,30 +140,30 @@ def _parse_json(path: Path, raw: bytes) -> dict[str, Any]:
     try:
         found = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:
-        raise WeightError(f"{path}: the header is not valid JSON: {error}") from None
+        what = f"the header is not valid JSON: {error}"
+        raise WeightError(what, where=str(path), todo=AGAIN) from None
     if not isinstance(found, dict):
-        raise WeightError(f"{path}: the header is not a JSON object")
+        raise WeightError("the header is not a JSON object", where=str(path), todo=AGAIN)
     return found
 
 
 def _entry(path: Path, name: str, raw: Any, start: int, size: int) -> _Entry:
-    where = f"{path}: tensor {name!r}"
+    where = f"{path}, tensor {name!r}"
     try:
         kind, shape, (begin, end) = str(raw["dtype"]), tuple(raw["shape"]), raw["data_offsets"]
     except (KeyError, TypeError, ValueError):
-        raise WeightError(f"{where}: needs dtype, shape and data_offsets, not {raw!r}") from None
+        what = f"needs dtype, shape and data_offsets, not {shorten(repr(raw))}"
+        raise WeightError(what, where=where, todo=AGAIN) from None
     if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
-        raise WeightError(f"{where}: shape and offsets must be non-negative integers, not {raw!r}")
+        what = f"shape and offsets must be non-negative integers, not {shorten(repr(raw))}"
+        raise WeightError(what, where=where, todo=AGAIN)
     if not begin <= end <= size - start:
-        raise WeightError(
-            f"{where}: bytes {begin}..{end} are not inside the file's {size - start} bytes of data: it is "
-            "truncated or malformed"
-        )
+        what = f"bytes {begin}..{end} are not inside the file's {size - start} bytes of data: it is truncated"
+        raise WeightError(what, where=where, todo=AGAIN)
     item = _SAFETENSORS_TYPES[kind].size_bytes if kind in _SAFETENSORS_TYPES else None
     if item is not None and end - begin != math.prod(shape) * item:
-        raise WeightError(
-            f"{where}: {list(shape)} of {kind} take {math.prod(shape) * item} bytes, not {end - begin}"
-        )
+        what = f"{shorten(str(list(shape)))} of {kind} do not take {end - begin} bytes"
+        raise WeightError(what, where=where, todo=AGAIN)
     return kind, shape, start + begin, start + end
 
 
@@ -164,21 +171,25 @@ def _check_overlap(path: Path, entries: Mapping[str, _Entry]) -> None:
     spans = sorted((begin, end, name) for name, (_, _, begin, end) in entries.items() if end > begin)
     for (_, last, name), (first, _, other) in zip(spans, spans[1:], strict=False):
         if first < last:
-            raise WeightError(f"{path}: tensors {name!r} and {other!r} overlap")
+            raise WeightError(f"tensors {name!r} and {other!r} overlap", where=str(path), todo=AGAIN)
 
 
 def _read_index(index: Path) -> dict[str, str]:
     mapping = _parse_json(index, index.read_bytes()).get("weight_map")
     if not isinstance(mapping, dict) or not mapping:
-        raise WeightError(f"{index}: has no weight_map")
+        raise WeightError("it has no weight_map", where=str(index), todo=AGAIN)
     for name, file in mapping.items():
         if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
             raise WeightError(
-                f"{index}: tensor {name!r} is in {file!r}, which is not a .safetensors file beside it"
+                f"tensor {name!r} is in {file!r}, which is not a .safetensors file beside it",
+                where=str(index),
+                todo=AGAIN,
             )
         if not (index.parent / file).is_file():
             raise WeightError(
-                f"{index}: {file}, which holds {name!r}, is missing: download the whole checkpoint"
+                f"{file}, which holds {name!r}, is missing",
+                where=str(index),
+                todo="Download the whole checkpoint",
             )
     return mapping
 
@@ -200,16 +211,20 @@ def open_checkpoint(directory: Path) -> tuple[WeightSource, tuple[Path, ...]]:
         return SafetensorsFile(others[0]), (others[0],)
     if others:
         raise WeightError(
-            f"{directory}: has {len(others)} .safetensors files but no model.safetensors.index.json"
+            f"there are {len(others)} .safetensors files but no model.safetensors.index.json",
+            where=str(directory),
+            todo="Download the whole checkpoint",
         )
     pickled = sorted(p.name for s in ("bin", "pt", "pth", "ckpt", "pkl") for p in directory.glob(f"*.{s}"))
     if pickled:
         raise WeightError(
-            f"{directory}: the weights are pickled ({pickled[0]}), and reading a pickle runs the code in "
-            "it. Convert them where you trust them: "
-            "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT) writes safetensors"
+            f"the weights are pickled ({pickled[0]}), and reading a pickle runs the code in it",
+            where=str(directory),
+            todo="Convert them where you trust them: "
+            "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT) writes safetensors",
         )
     raise WeightError(
-        f"{directory}: there are no weights (model.safetensors) beside config.json. Add them, or compile the "
-        "shapes alone with --no-weights"
+        "there are no weights (model.safetensors) beside config.json",
+        where=str(directory),
+        todo="Add them, or compile the shapes alone with --no-weights",
     )

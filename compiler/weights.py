@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from compiler.errors import CompileError
 from ir.dims import evaluate
 from ir.graph import Graph, Weight
 from ir.types import DType, Tensor
@@ -23,8 +24,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _NUMPY_TYPES = {dtype.numpy: dtype for dtype in DType}
 
 
-class WeightError(ValueError):
+class WeightError(CompileError, ValueError):
     """A weight is missing, malformed, or not of the shape that the model's configuration asks for."""
+
+
+BELONG = "Get the config.json that belongs to these weights, or the weights that belong to it"
 
 
 class WeightSource(Protocol):
@@ -65,7 +69,7 @@ class ArraySource:
 
     def read(self, name: str) -> Array:
         if name not in self._arrays:
-            raise WeightError(f"there is no array {name!r}")
+            raise WeightError(f"there is no array {name!r}", where="weights", todo=BELONG)
         return self._arrays[name]
 
 
@@ -87,8 +91,9 @@ class ShapeSource:
 
     def read(self, name: str) -> Array:
         raise WeightError(
-            f"this model cannot be compiled from shapes alone: how it computes depends on the values of "
-            f"tensor {name!r}. Compile the checkpoint without --no-weights"
+            "the model cannot be compiled from shapes alone: how it computes depends on this tensor's values",
+            where=f"tensor {name!r}",
+            todo="Compile the checkpoint without --no-weights",
         )
 
 
@@ -110,7 +115,7 @@ class LayeredSource:
         stored = self._renames.get(name, name)
         if stored not in self._owner:
             alias = "" if stored == name else f" (stored as {stored!r})"
-            raise WeightError(f"the checkpoint has no tensor {name!r}{alias}")
+            raise WeightError(f"there is no tensor {name!r}{alias}", where="checkpoint", todo=BELONG)
         return self._owner[stored], stored
 
     def type(self, name: str) -> Tensor:
@@ -139,25 +144,28 @@ def read_as(source: WeightSource, weight: Weight, chunk_rows: int = 1024) -> Arr
     return out
 
 
-def check_weights(graph: Graph, source: WeightSource) -> None:
-    """Every weight that the graph reads is there, with the graph's shape. Raises WeightError naming some."""
+def check_weights(graph: Graph, source: WeightSource, where: str = "checkpoint") -> None:
+    """Every weight that the graph reads is there, with the graph's shape. Raises WeightError naming some.
+
+    where: the checkpoint's path.
+    """
     held = set(source.names)
     missing = [w.name for w in graph.weights if w.name not in held]
     if missing:
-        raise WeightError(
-            f"{len(missing)} of the model's tensors are not in the checkpoint: {', '.join(missing[:5])}"
-            f"{', ...' if len(missing) > 5 else ''}. The configuration and the weights do not belong together"
-        )
+        some = ", ".join([*missing[:5], *(["..."] if missing[5:] else [])])
+        what = f"{len(missing)} of the model's tensors are not in the checkpoint: {some}"
+        raise WeightError(what, where=where, todo=BELONG)
     for weight in graph.weights:
         want, found = _tensor(weight), source.type(weight.name)
         if want.shape != found.shape:
             raise WeightError(
-                f"tensor {weight.name!r} has shape {list(found.shape)} but the configuration makes it "
-                f"{list(want.shape)}: the configuration and the weights do not belong together"
+                f"it has shape {list(found.shape)} but the configuration makes it {list(want.shape)}",
+                where=f"{where}, tensor {weight.name!r}",
+                todo=BELONG,
             )
 
 
 def _tensor(weight: Weight) -> Tensor:
     if not isinstance(weight.type, Tensor):
-        raise WeightError(f"weight @{weight.name} is not a tensor")
+        raise WeightError("a weight must be a tensor", where=f"weight @{weight.name}", todo=BELONG)
     return weight.type

@@ -11,6 +11,7 @@ from typing import Any
 from compiler.importers.model import Imported, ModelInfo
 from compiler.importers.refused import ImportRefused
 
+GIVE = "Give a checkpoint directory or a .gguf file"
 __all__ = ["ImportRefused", "Imported", "ModelInfo", "load"]
 
 
@@ -22,9 +23,13 @@ def load(source: Any, *, max_context: int | None = None, weights: bool = True) -
     weights: False for shapes alone, of which a checkpoint directory needs no more than config.json.
     """
     if max_context is not None and max_context < 1:
-        raise ImportRefused(f"max_context is {max_context}; it must be at least 1")
+        raise ImportRefused(f"max_context = {max_context}", where="source", todo="Give one of at least 1")
     if not weights and not (isinstance(source, str | Path) and Path(source).is_dir()):
-        raise ImportRefused(f"--no-weights takes a directory with a config.json, not {source}")
+        raise ImportRefused(
+            "shapes alone (--no-weights) are read from a directory with a config.json",
+            where=str(source) if isinstance(source, str | Path) else type(source).__name__,
+            todo="Give such a directory, or leave out --no-weights",
+        )
     if not isinstance(source, str | Path):
         from compiler.importers.module import load_module
 
@@ -39,5 +44,5 @@ def load(source: Any, *, max_context: int | None = None, weights: bool = True) -
 
         return load_gguf(path, max_context)
     if not path.exists():
-        raise ImportRefused(f"{path} does not exist. Give a checkpoint directory or a .gguf file")
-    raise ImportRefused(f"{path} is neither a checkpoint directory nor a .gguf file")
+        raise ImportRefused("it does not exist", where=str(path), todo=GIVE)
+    raise ImportRefused("neither a checkpoint directory nor a .gguf file", where=str(path), todo=GIVE)

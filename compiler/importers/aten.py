@@ -16,7 +16,7 @@ from typing import Any
 from compiler.importers import aten_complex, aten_linear, aten_pointwise, aten_shape
 from compiler.importers.aten_complex import Pair
 from compiler.importers.context import Context, source_line, torch_dtype
-from compiler.importers.refused import ImportRefused
+from compiler.importers.refused import OTHER_OPS, ImportRefused
 from ir.build import GraphBuilder
 from ir.dims import symbol
 from ir.graph import Arg, Graph, Scalar, Value, Weight
@@ -63,14 +63,20 @@ class Program:
     prefix: str = ""
 
 
-def import_program(program: Program) -> Graph:
-    """The graph in imported form. Raises ImportRefused, naming the op and where it is."""
+def import_program(program: Program, lines: dict[str, str] | None = None) -> Graph:
+    """The graph in imported form. Raises ImportRefused, naming the op and where it is.
+
+    lines: gets the line of the model's source that each value comes from, by the value's name.
+    """
     size = symbol("S")
     inputs = (Value("ids", Tensor(DType.I32, (1, size))), Value("pos", Tensor(DType.I32, (1, size))))
     build = GraphBuilder(program.name, {"S": (1, program.context)}, inputs)
     walk = _Walk(program, build, {v.name: v for v in inputs})
     for node in program.nodes:
+        start = len(build.ops)
         walk.visit(node)
+        if lines is not None and (line := source_line(node)):
+            lines.update((out.name, line) for op in build.ops[start:] for out in op.outs)
     return build.graph((walk.logits(),))
 
 
@@ -93,9 +99,8 @@ class _Walk:
         elif node.op == "call_function":
             self.call(node)
         else:
-            raise ImportRefused(
-                f"the exported graph holds a {node.op} node {node.name!r}, which cannot be imported"
-            )
+            what = f"a {node.op} node {node.name!r} cannot be imported"
+            raise ImportRefused(what, where="exported program", todo=OTHER_OPS)
 
     def call(self, node: Any) -> None:
         target = str(node.target)
@@ -114,11 +119,12 @@ class _Walk:
             table = aten_complex.ON_COMPLEX if aten_complex.is_complex(args) else CONVERTERS
             if target not in table:
                 kind = " for complex numbers" if table is aten_complex.ON_COMPLEX else ""
-                raise ImportRefused(f"this op has no converter{kind}. Use ops that have one")
+                raise ImportRefused(f"this op has no converter{kind}")
             self.found[node] = table[target](context, *args, **kwargs)
             _check_shape(context, node, self.found[node])
         except (ImportRefused, InferError, TypeError, ValueError) as error:
-            raise ImportRefused(f"{where(node, target, loc)}: {error}") from error
+            what, todo = getattr(error, "what", str(error)), getattr(error, "todo", "")
+            raise ImportRefused(what, where=where(node, target, loc), todo=todo or OTHER_OPS) from error
 
     def resolve(self, arg: Any, context: Context) -> Any:
         """Operands as IR operands, sizes as dims, lists as lists."""
@@ -136,7 +142,8 @@ class _Walk:
     def logits(self) -> Value:
         value = self.found[self.result]
         if not isinstance(value, Value) or not isinstance(value.type, Tensor) or value.type.rank != 3:
-            raise ImportRefused(f"the model must give logits [1,S,V], not {value!r}")
+            what = f"the model must give logits [1,S,V], not {value!r}"
+            raise ImportRefused(what, where="output", todo="Return them from its forward")
         if value.type.dtype is not DType.F32:
             value = self.build.op("cast", value, dtype="f32", name="logits")
         return self._named_logits(value)

@@ -54,7 +54,7 @@ def _product(c: Context, x: Any, y: Any) -> Any:
     if c.is_constant(y) and c.type(y).rank == 2 and not c.is_constant(x):
         return c.op("linear", x, c.op("transpose", y, perm=(1, 0)))
     if c.type(x).rank < 2 or c.type(y).rank < 2:
-        raise ImportRefused("products with vectors have no op; give them an axis of 1")
+        raise ImportRefused("products with vectors have no op", todo="Give them an axis of 1")
     return c.op("matmul", x, y)
 
 
@@ -99,7 +99,7 @@ def _conv1d(
     stride, padding, dilation = ([v] if isinstance(v, int) else list(v) for v in (stride, padding, dilation))
     if stride != [1] or dilation != [1]:
         raise ImportRefused(
-            f"a convolution with stride {stride} and dilation {dilation} has no op; 1 and 1 have"
+            f"a convolution with stride {stride} and dilation {dilation} has no op", todo="Use 1 and 1"
         )
     return c.op("conv1d", x, w, b, padding=padding[0] or None, groups=None if groups == 1 else groups)
 
@@ -117,7 +117,7 @@ def _convolution(
     groups: int,
 ) -> Any:
     if transposed or c.type(x).rank != 3:
-        raise ImportRefused("only one-dimensional convolutions have an op")
+        raise ImportRefused("a convolution of more than one dimension, or transposed, has no op")
     return _conv1d(c, x, w, b, stride, padding, dilation, groups)
 
 
@@ -162,7 +162,9 @@ def _sdpa(
 ) -> Any:
     """torch's scaled_dot_product_attention: [.., S, D] in, [.., S, E] out; scale 1/sqrt(D) unless given."""
     if dropout:
-        raise ImportRefused("attention with dropout cannot be compiled: export the module in eval mode")
+        raise ImportRefused(
+            "attention with dropout cannot be compiled", todo="Export the module in eval mode"
+        )
     width: Any = c.type(q).shape[-1]
     q, k, v = (_four_axes(c, x) for x in (q, k, v))
     out = c.op(

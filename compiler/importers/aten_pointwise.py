@@ -31,7 +31,7 @@ def _reversed_sub(c: Context, x: Any, y: Any, alpha: Any = 1) -> Any:
 def _logic(kind: str) -> Convert:
     def convert(c: Context, x: Any, y: Any) -> Any:
         if c.out.dtype is not DType.BOOL:
-            raise ImportRefused("bitwise operations on integers have no op; on booleans they have")
+            raise ImportRefused("bitwise operations on integers have no op", todo="Use booleans")
         return c.op(kind, *c.operands([x, y], DType.BOOL))
 
     return convert
@@ -39,7 +39,7 @@ def _logic(kind: str) -> Convert:
 
 def _not(c: Context, x: Any) -> Any:
     if c.out.dtype is not DType.BOOL:
-        raise ImportRefused("bitwise operations on integers have no op; on booleans they have")
+        raise ImportRefused("bitwise operations on integers have no op", todo="Use booleans")
     return c.op("not", c.tensor(x, DType.BOOL))
 
 
@@ -93,7 +93,9 @@ def _ceil(c: Context, x: Any) -> Any:
 def _softplus(c: Context, x: Any, beta: Any = 1, threshold: Any = 20) -> Any:
     """torch returns x itself above the threshold; from 20 on log(1 + exp(x)) is x in float32."""
     if beta != 1 or threshold < 20:
-        raise ImportRefused(f"softplus with beta={beta}, threshold={threshold} has no op; the default has")
+        raise ImportRefused(
+            f"softplus with beta={beta}, threshold={threshold} has no op", todo="Use the defaults"
+        )
     return c.op("softplus", c.tensor(x))
 
 
@@ -101,7 +103,7 @@ def _div_mode(c: Context, x: Any, y: Any, *, rounding_mode: str | None = None) -
     if rounding_mode is None:
         return _binary("div")(c, x, y)
     if rounding_mode != "floor":
-        raise ImportRefused(f"division with rounding_mode={rounding_mode!r} has no op; 'floor' has")
+        raise ImportRefused(f"division with rounding_mode={rounding_mode!r} has no op", todo="Use 'floor'")
     return _binary("floordiv")(c, x, y)
 
 
@@ -134,7 +136,7 @@ def _copy(c: Context, x: Any, *_: Any, **__: Any) -> Any:
 
 def _dropout(c: Context, x: Any, rate: float, train: bool) -> Any:
     if train and rate:
-        raise ImportRefused("dropout is active: export the module in eval mode")
+        raise ImportRefused("dropout is active", todo="Export the module in eval mode")
     return x
 
 

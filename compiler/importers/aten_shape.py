@@ -110,7 +110,9 @@ def _repeat(c: Context, x: Any, repeats: Any) -> Any:
 def _repeat_interleave(c: Context, x: Any, repeats: int, dim: Any = None, **_: Any) -> Any:
     """Each element of an axis n is made [n, repeat] by expand and joined again."""
     if dim is None:
-        raise ImportRefused("repeat_interleave needs the axis it repeats along")
+        raise ImportRefused(
+            "repeat_interleave without an axis has no op", todo="Give it the axis it repeats along"
+        )
     axis = c.axis(x, dim)
     shape = c.type(x).shape
     apart = c.reshape(x, (*shape[: axis + 1], 1, *shape[axis + 1 :]))
@@ -189,7 +191,7 @@ def _index_put(c: Context, x: Any, indices: Any, values: Any, accumulate: bool =
     mask = indices[0]
     is_fill = len(indices) == 1 and c.type(mask).dtype is DType.BOOL and c.type(mask).shape == c.type(x).shape
     if accumulate or not is_fill or (not isinstance(values, Scalar) and c.type(values).shape != ()):
-        raise ImportRefused("writing at indices has no op; x[mask] = number and slices have")
+        raise ImportRefused("writing at indices has no op", todo="Write x[mask] = number, or a slice")
     return c.op("where", mask, c.operand(values, c.out.dtype), c.tensor(x))
 
 
@@ -209,7 +211,7 @@ def _slice_scatter(
 ) -> Any:
     """x with a run of an axis replaced by source."""
     if step != 1:
-        raise ImportRefused(f"writing every {step}th element has no op; writing a run of them has")
+        raise ImportRefused(f"writing every {step}th element has no op", todo="Write a run of them")
     axis = c.axis(x, axis)
     size: Any = c.type(x).shape[axis]
     start, stop = _bound(c, start, size, 0), _bound(c, stop, size, size)
@@ -276,5 +278,5 @@ TABLE: dict[str, Convert] = {
 
 def _pad_constant(c: Context, x: Any, pad: Any, mode: str, value: Any) -> Any:
     if mode != "constant":
-        raise ImportRefused(f"padding in mode {mode!r} has no op; 'constant' has")
+        raise ImportRefused(f"padding in mode {mode!r} has no op", todo="Use 'constant'")
     return _pad(c, x, pad, value)

@@ -200,7 +200,8 @@ class Context:
         most = self.context - (limit[1] - rows + 1)
         raise ImportRefused(
             f"positions reach {limit[1]} at a context of {self.context}, but the learned position table "
-            f"@{getattr(table, 'name', '?')} has {rows} rows: compile with --max-context {most} or less"
+            f"@{getattr(table, 'name', '?')} has {rows} rows",
+            todo=f"Compile with --max-context {most} or less",
         )
 
     def _name(self, kind: str) -> str:

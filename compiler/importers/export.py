@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 import sympy
 
-from compiler.importers.refused import ImportRefused
+from compiler.importers.refused import OTHER_OPS, ImportRefused
 
 EXAMPLE_LENGTH = 13  # any length but 0 and 1 would do; an odd one is unlikely to be a size of the model
 MAX_ISOLATED = 2  # single lengths at which a guard of torch's own code may fail
 MAX_REASON = 1000  # characters of torch's reason that are shown
+TRACEABLE = "Change that line so that it depends neither on values of tensors nor on the length"
 
 
 def export_program(
@@ -53,7 +54,8 @@ def export_program(
         except ImportRefused:
             raise
         except Exception as error:
-            raise ImportRefused(f"torch.export cannot trace the model: {_first_lines(error)}") from error
+            what = f"torch.export cannot trace it: {_first_lines(error)}"
+            raise ImportRefused(what, where="model", todo=TRACEABLE) from error
         check_guards(program, context, alone)
         return functionalize(program, supported)
 
@@ -74,7 +76,8 @@ def functionalize(program: Any, supported: frozenset[str]) -> Any:
         try:
             return program.run_decompositions(unsupported)
         except Exception as error:
-            raise ImportRefused(f"torch.export cannot decompose the model: {_first_lines(error)}") from error
+            what = f"torch.export cannot decompose it: {_first_lines(error)}"
+            raise ImportRefused(what, where="model", todo=OTHER_OPS) from error
 
 
 def _is_plain(node: Any, supported: frozenset[str]) -> bool:
@@ -98,7 +101,9 @@ def check_guards(program: Any, context: int, alone: list[ImportRefused] | None =
             continue
         refusal = ImportRefused(
             f"the model computes something else at some lengths: it was traced where {guard.expr}, which "
-            f"does not hold at length {failing[0]} ({_place(guard)}). Remove the dependence on the length"
+            f"does not hold at length {failing[0]}",
+            where=_place(guard),
+            todo="Remove the dependence on the length",
         )
         if alone is None or failing.tolist() != [1]:
             raise refusal
@@ -115,9 +120,7 @@ def _guards(program: Any) -> list[Any]:
 
 def _place(guard: Any) -> str:
     frame = guard.sloc.framework_loc
-    return (
-        "in an unknown line" if frame is None else f"{frame.filename}, line {frame.lineno}, in {frame.name}"
-    )
+    return "an unknown line" if frame is None else f"{frame.filename}, line {frame.lineno}, in {frame.name}"
 
 
 def _inside_torch(guard: Any) -> bool:

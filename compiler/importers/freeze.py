@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from compiler.importers.refused import ImportRefused
+from compiler.importers.refused import OTHER_FILE, ImportRefused
 
 
 def freeze_rope(model: Any, config: Any, context: int) -> dict[str, str]:
@@ -33,19 +33,21 @@ def freeze_rope(model: Any, config: Any, context: int) -> dict[str, str]:
     return frozen
 
 
-def divide_frequencies(model: Any, divisors: Any) -> None:
-    """Divide every rotary frequency [D/2] by a number of its own. Raises ImportRefused where they do not
-    fit."""
+def divide_frequencies(model: Any, divisors: Any, where: str = "checkpoint") -> None:
+    """Divide every rotary frequency [D/2] by a number of its own. Raises ImportRefused where they do not fit.
+
+    where: the file's path.
+    """
     import torch
 
     divided = torch.from_numpy(divisors)
     found = [(m, n) for m in model.modules() for n, b in m._buffers.items() if n.endswith("inv_freq")]
     for module, name in found:
         if module._buffers[name].shape != divided.shape:
-            raise ImportRefused(
-                f"the file scales {divided.numel()} rotary frequencies, and the model has "
-                f"{module._buffers[name].numel()}: its configuration does not belong to it"
-            )
+            count = module._buffers[name].numel()
+            what = f"the file scales {divided.numel()} rotary frequencies, and the model has {count}"
+            raise ImportRefused(what, where=where, todo=OTHER_FILE)
         module._buffers[name] = module._buffers[name] / divided
     if not found:
-        raise ImportRefused("the file scales rotary frequencies, and the model has none")
+        what = "the file scales rotary frequencies, and the model has none"
+        raise ImportRefused(what, where=where, todo=OTHER_FILE)

@@ -18,8 +18,8 @@ import numpy as np
 from compiler.importers.export import quiet
 from compiler.importers.huggingface import convert_tokenizer, import_model, instantiate
 from compiler.importers.model import Imported
-from compiler.importers.refused import ImportRefused, one_line
-from compiler.weights import Array, WeightError
+from compiler.importers.refused import OTHER_FILE, ImportRefused, one_line
+from compiler.weights import BELONG, Array, WeightError
 from ir.types import DType, Tensor
 
 _PLAIN = {"F32": DType.F32, "F16": DType.F16, "BF16": DType.BF16, "F64": DType.F64}
@@ -101,7 +101,7 @@ class GgufSource:
 
     def _find(self, name: str) -> Any:
         if name not in self._tensors:
-            raise WeightError(f"{self.path}: there is no tensor for {name!r}")
+            raise WeightError(f"there is no tensor for {name!r}", where=str(self.path), todo=BELONG)
         return self._tensors[name]
 
     def _stored(self, tensor: Any, rows: Any) -> Array:
@@ -115,8 +115,9 @@ class GgufSource:
             return dequantize(data, tensor.tensor_type)
         except (NotImplementedError, ValueError) as error:
             raise WeightError(
-                f"{self.path}: tensor {tensor.name!r} is of type {tensor.tensor_type.name}, which the gguf "
-                f"package does not dequantise ({error}); requantise the model to Q8_0 or F16"
+                f"type {tensor.tensor_type.name}, which the gguf package does not dequantise ({error})",
+                where=f"{self.path}, tensor {tensor.name!r}",
+                todo="Requantise the model to Q8_0 or F16",
             ) from error
 
 
@@ -131,9 +132,8 @@ class _Layout:
     def apply(self, name: str, array: Array) -> Array:
         result = self.processor.process(array, name, tensor_key_mapping={}, parsed_parameters={"tensors": {}})
         if result.name != name:
-            raise ImportRefused(
-                f"tensor {name!r} is stored in a layout that is taken apart by name; it cannot be imported"
-            )
+            what = "it is stored in a layout that is taken apart by name"
+            raise ImportRefused(what, where=f"tensor {name!r}", todo=OTHER_FILE)
         return np.asarray(result.weights, dtype=array.dtype)
 
     def shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -156,7 +156,8 @@ def _open(path: Path) -> Any:
     try:
         return GGUFReader(str(path))
     except (ValueError, KeyError, IndexError, OSError) as error:
-        raise WeightError(f"{path}: not a GGUF file, or truncated: {error}") from error
+        what = f"not a GGUF file, or truncated: {one_line(error)}"
+        raise WeightError(what, where=str(path), todo="Download the file again") from error
 
 
 @contextmanager
@@ -180,24 +181,25 @@ def _config(path: Path) -> Any:
         try:
             return AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
         except Exception as error:  # whatever a wrong field makes of the many configuration classes
-            raise ImportRefused(
-                f"{path}: transformers cannot read the model's configuration: {one_line(error)}"
-            ) from error
+            what = f"transformers cannot read the model's configuration: {one_line(error)}"
+            raise ImportRefused(what, where=str(path), todo=OTHER_FILE) from error
 
 
 def _by_name(path: Path, reader: Any, config: Any, layout: _Layout) -> Mapping[str, Any]:
     """The file's tensors under the model's names. Raises ImportRefused on one without a place there."""
     from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
 
-    model = instantiate(config)
+    model = instantiate(config, str(path))
     _refuse_other_rotary_size(path, reader, model)
     names = get_gguf_hf_weights_map(model, layout.processor)
     tensors = [t for t in reader.tensors if t.name != ROPE_DIVISORS]
     unknown = [t.name for t in tensors if t.name not in names]
     if unknown:
         raise ImportRefused(
-            f"{path}: the model has no place for tensor {unknown[0]!r}, so it would not be computed as the "
-            "file means it; import the Hugging Face checkpoint that the file was made from"
+            f"the model has no place for tensor {unknown[0]!r}, so it would not be computed as the file "
+            "means it",
+            where=str(path),
+            todo=OTHER_FILE,
         )
     return {names[t.name]: t for t in tensors}
 
@@ -225,8 +227,10 @@ def _refuse_other_values(path: Path, reader: Any, config: Any) -> None:
             used = config.hidden_size // config.num_attention_heads
         if used is None or not np.isclose(float(used), float(meant), rtol=1e-5):
             raise ImportRefused(
-                f"{path}: {architecture}.{key} is {meant}, which transformers does not read (it takes "
-                f"{attribute}={used}); import the Hugging Face checkpoint that the file was made from"
+                f"{architecture}.{key} is {meant}, which transformers does not read (it takes "
+                f"{attribute}={used})",
+                where=str(path),
+                todo=OTHER_FILE,
             )
 
 
@@ -236,10 +240,8 @@ def _refuse_other_rotary_size(path: Path, reader: Any, model: Any) -> None:
     count = _number(reader, key)
     sizes = {2 * int(b.shape[0]) for name, b in model.named_buffers() if name.endswith("inv_freq")}
     if count is not None and sizes and count not in sizes:
-        raise ImportRefused(
-            f"{path}: {key} is {count}, but transformers rotates {min(sizes)} elements of this model; import "
-            "the Hugging Face checkpoint that the file was made from"
-        )
+        what = f"{key} is {count}, but transformers rotates {min(sizes)} elements of this model"
+        raise ImportRefused(what, where=str(path), todo=OTHER_FILE)
 
 
 def _refuse_unread(path: Path, reader: Any, config: Any) -> None:
@@ -248,10 +250,8 @@ def _refuse_unread(path: Path, reader: Any, config: Any) -> None:
     scaling = _text(reader, key)
     read = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if scaling not in ("", "none") and read == "default":
-        raise ImportRefused(
-            f"{path}: {key} is {scaling!r}, which transformers does not read; import the Hugging Face "
-            "checkpoint that the file was made from"
-        )
+        what = f"{key} is {scaling!r}, which transformers does not read"
+        raise ImportRefused(what, where=str(path), todo=OTHER_FILE)
 
 
 def _text(reader: Any, key: str) -> str:

@@ -22,6 +22,9 @@ from compiler.importers.placeholders import Names, constants_of, program_of
 from compiler.importers.refused import ImportRefused, one_line
 from compiler.weights import LayeredSource, ShapeSource, WeightSource, check_weights
 from ir.graph import Graph, tensor_of
+from runtime.errors import shorten
+
+CHECK = "Check its fields, and that transformers is new enough for the model"
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -62,14 +65,17 @@ def read_config(directory: Path) -> Any:
     raw = _read_json(directory / "config.json", required=True)
     if raw.get("auto_map"):
         raise ImportRefused(
-            f"{directory}/config.json: the checkpoint brings its own model code (auto_map), which is never "
-            "run. If transformers has the model type itself, remove auto_map from a copy of config.json"
+            "the checkpoint brings its own model code (auto_map), which is never run",
+            where=f"{directory}/config.json",
+            todo="If transformers has the model type itself, remove auto_map from a copy of config.json",
         )
     if raw.get("quantization_config"):
         quantised = raw["quantization_config"]
         method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
         raise ImportRefused(
-            f"{directory}: the checkpoint is quantised ({method}); compile the one that it was made from"
+            f"the checkpoint is quantised ({shorten(str(method))})",
+            where=f"{directory}/config.json",
+            todo="Compile the one that it was made from",
         )
     from transformers import AutoConfig
 
@@ -77,9 +83,8 @@ def read_config(directory: Path) -> Any:
         try:
             return AutoConfig.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
         except Exception as error:  # whatever a wrong field makes of the many configuration classes
-            raise ImportRefused(
-                f"{directory}/config.json: transformers does not know this model: {one_line(error)}"
-            ) from error
+            what = f"transformers does not know this model: {one_line(error)}"
+            raise ImportRefused(what, where=f"{directory}/config.json", todo=CHECK) from error
 
 
 def import_model(
@@ -99,20 +104,22 @@ def import_model(
     frequency_divisors: what the rotary frequencies [D/2] are divided by, beyond the configuration.
     """
     held = weights.names if weights is not None else ()
-    model, stored = choose_model(config, held)
+    where = source[1] if source[0] == "gguf" else f"{source[1]}/config.json"
+    model, stored = choose_model(config, held, where)
     config = config.get_text_config(decoder=True)
-    context = max_context or config_context(config)
+    context = max_context or config_context(config, where)
     frozen = freeze_rope(model, config, context)
     if frequency_divisors is not None:
-        divide_frequencies(model, frequency_divisors)
+        divide_frequencies(model, frequency_divisors, source[1])
     names = Names(model, stored)
     names.move_buffers(model)
-    graph = export_graph(model, context, name, names)
+    lines: dict[str, str] = {}
+    graph = export_graph(model, context, name, names, lines)
     constants = constants_of(model, names, graph)
     if weights is None:
         weights = ShapeSource({w.name: tensor_of(w) for w in graph.weights if w.name not in constants.names})
     layered = LayeredSource((constants, weights), names.renames)
-    check_weights(graph, layered)
+    check_weights(graph, layered, source[1])
     vocab_size = int(graph.outputs[0].type.shape[2])  # type: ignore[union-attr]
     starts = _inside(_ids(config.bos_token_id), vocab_size)
     ends = _inside((*eos, *_ids(config.eos_token_id)), vocab_size)
@@ -129,10 +136,12 @@ def import_model(
         source_files=source[2],
         unused=tuple(n for n in held if n not in used),
     )
-    return Imported(graph, layered, info, dict(tokenizer_files or {}))
+    return Imported(graph, layered, info, dict(tokenizer_files or {}), lines)
 
 
-def choose_model(config: Any, stored: tuple[str, ...]) -> tuple[Any, dict[str, str]]:
+def choose_model(
+    config: Any, stored: tuple[str, ...], where: str = "config.json"
+) -> tuple[Any, dict[str, str]]:
     """The causal language model of a configuration, and stored_names of it.
 
     Of a configuration with several parts it is the text part or the whole, of which text alone is computed:
@@ -140,7 +149,8 @@ def choose_model(config: Any, stored: tuple[str, ...]) -> tuple[Any, dict[str, s
     """
     text = config.get_text_config(decoder=True)
     parts = [part for part in (text, config) if has_language_model(part)][: 1 if text is config else 2]
-    found = [(model, stored_names(model, stored)) for model in map(instantiate, parts or [text])]
+    models = [instantiate(part, where) for part in parts or [text]]
+    found = [(model, stored_names(model, stored)) for model in models]
     return min(found, key=lambda pair: _num_missing(*pair))
 
 
@@ -159,18 +169,20 @@ def has_language_model(config: Any) -> bool:
     return type(config) in mapping
 
 
-def config_context(config: Any) -> int:
+def config_context(config: Any, where: str = "config.json") -> int:
     """The context that a configuration promises. Raises ImportRefused where it promises none."""
     for key in _POSITIONS:
         found = getattr(config, key, None)
         if isinstance(found, int) and 0 < found <= MAX_CONTEXT:
             return found
         if isinstance(found, int) and found > MAX_CONTEXT:
-            raise ImportRefused(f"config.json: {key} = {found}: give a smaller one with --max-context")
-    raise ImportRefused("the configuration has no maximum number of positions: give one with --max-context")
+            what = f"{key} = {shorten(str(found))}"
+            raise ImportRefused(what, where=where, todo="Give a smaller one with --max-context N")
+    what = "it has no maximum number of positions"
+    raise ImportRefused(what, where=where, todo="Give one with --max-context N")
 
 
-def instantiate(config: Any) -> Any:
+def instantiate(config: Any, where: str = "config.json") -> Any:
     """The causal language model of a configuration, parameters on the meta device, float32, in eval mode."""
     import torch
     from accelerate import init_empty_weights
@@ -178,7 +190,9 @@ def instantiate(config: Any) -> Any:
 
     if not has_language_model(config):
         raise ImportRefused(
-            f"transformers has no causal language model for the model type {config.model_type!r}"
+            f"transformers has no causal language model for the model type {config.model_type!r}",
+            where=where,
+            todo="Compile a checkpoint of a decoder-only language model",
         )
     mapping: Any = AutoModelForCausalLM._model_mapping
     make = mapping[type(config)]._from_config
@@ -186,9 +200,8 @@ def instantiate(config: Any) -> Any:
         try:
             model = make(config, attn_implementation="eager", dtype=torch.float32)
         except Exception as error:  # negative or absurd sizes, an unknown activation or rotary type
-            raise ImportRefused(
-                f"config.json makes no {config.model_type} model: {one_line(error)}. Check its fields"
-            ) from error
+            what = f"it makes no {config.model_type} model: {one_line(error)}"
+            raise ImportRefused(what, where=where, todo=CHECK) from error
     model.tie_weights()  # outside: init_empty_weights gives every assigned parameter a tensor of its own
     return model.eval()
 
@@ -210,15 +223,17 @@ def stored_names(model: Any, stored: Iterable[str]) -> dict[str, str]:
         own, converter = rename_source_key(name, renamings, converters, model.base_model_prefix, known)
         if converter is not None and own in known and own != name:
             raise ImportRefused(
-                f"tensor {name!r} is stored in an older layout, from which {own!r} has to be computed. Load "
-                "the checkpoint with transformers and save_pretrained(OUT, save_original_format=False)"
+                f"it is stored in an older layout, from which {own!r} has to be computed",
+                where=f"tensor {name!r}",
+                todo="Load the checkpoint with transformers and save_pretrained(OUT, "
+                "save_original_format=False)",
             )
         if own in known:  # not a buffer that is computed, which older checkpoints hold too
             found[own] = name
     return found
 
 
-def export_graph(model: Any, context: int, name: str, names: Names) -> Graph:
+def export_graph(model: Any, context: int, name: str, names: Names, lines: dict[str, str]) -> Graph:
     """The model's graph with one op per attention, or in plain ops where its attention code is its own."""
     with one_sequence():
         program = _export_marked(model, context)
@@ -226,7 +241,7 @@ def export_graph(model: Any, context: int, name: str, names: Names) -> Graph:
             with quiet():
                 model.set_attn_implementation("eager")
             program = _export(model, context)
-    return import_program(program_of(program, names, context, name, wrapper="model"))
+    return import_program(program_of(program, names, context, name, wrapper="model"), lines)
 
 
 def _export_marked(model: Any, context: int) -> Any:
@@ -284,7 +299,9 @@ def convert_tokenizer(directory: Path, **options: Any) -> dict[str, bytes]:
             tokenizer.save_pretrained(out)
         except Exception as error:  # whatever the conversion code of the many tokenizers raises
             raise ImportRefused(
-                f"{directory}: transformers cannot convert the tokenizer to tokenizer.json: {error}"
+                f"transformers cannot convert the tokenizer to tokenizer.json: {one_line(error)}",
+                where=str(directory),
+                todo="Add a tokenizer.json, or remove the tokenizer's files: prompts are token ids then",
             ) from error
         return {n: (Path(out) / n).read_bytes() for n in TOKENIZER_FILES if (Path(out) / n).is_file()}
 
@@ -301,8 +318,9 @@ def _ids(value: Any) -> tuple[int, ...]:
     found = tuple(v for v in values if v is not None)
     if not all(type(v) is int for v in found):
         raise ImportRefused(
-            f"bos_token_id or eos_token_id is {value!r} in config.json or generation_config.json; they are "
-            "token ids. Correct it in the checkpoint"
+            f"bos_token_id or eos_token_id is {shorten(repr(value))}; they are token ids",
+            where="config.json or generation_config.json",
+            todo="Correct it in the checkpoint",
         )
     return found
 
@@ -311,13 +329,14 @@ def _read_json(path: Path, required: bool = False) -> dict[str, Any]:
     if not path.is_file():
         if required:
             raise ImportRefused(
-                f"{path} is missing: a checkpoint directory has a config.json beside its weights"
+                "it is missing", where=str(path), todo="Give a directory that has one beside its weights"
             )
         return {}
     try:
         found = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ImportRefused(f"{path} is not valid JSON: {error}") from None
+        what = f"not valid JSON: {error}"
+        raise ImportRefused(what, where=str(path), todo="Download the checkpoint again") from None
     if not isinstance(found, dict):
-        raise ImportRefused(f"{path} is not a JSON object")
+        raise ImportRefused("not a JSON object", where=str(path), todo="Download the checkpoint again")
     return found

@@ -117,8 +117,9 @@ def _attention_function(markers: Markers) -> Any:
         unknown = sorted(k for k, v in others.items() if v is not None and k not in _IGNORED)
         if unknown:
             raise ImportRefused(
-                f"{path}: attention takes the argument {unknown[0]!r}, whose meaning is not known here, so "
-                "that it cannot be compiled"
+                f"attention takes the argument {unknown[0]!r}, whose meaning is not known here",
+                where=path,
+                todo="Write the attention out in matmul and softmax, or without it",
             )
         markers.calls += 1
         causal = _is_causal(module, path, is_causal) if attention_mask is None else False
@@ -137,7 +138,9 @@ def _is_causal(module: Any, path: str, given: bool | None) -> bool:
     found = getattr(module, "is_causal", None) if given is None else given
     if found is None:
         raise ImportRefused(
-            f"{path}: attention has neither a mask nor an is_causal, so what it sees is not known"
+            "attention has neither a mask nor an is_causal, so what it sees is not known",
+            where=path,
+            todo="Set is_causal on the module",
         )
     return bool(found)
 

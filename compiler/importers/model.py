@@ -35,9 +35,13 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class Imported:
-    """A model: its graph in imported form, its weights by the graph's names, and its tokenizer's files."""
+    """A model: its graph in imported form, its weights by the graph's names, and its tokenizer's files.
+
+    lines: the line of the model's source that each value of the graph comes from, by name, where known.
+    """
 
     graph: Graph
     weights: WeightSource
     info: ModelInfo
     tokenizer_files: Mapping[str, bytes] = field(default_factory=dict)
+    lines: Mapping[str, str] = field(default_factory=dict)

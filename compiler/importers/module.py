@@ -43,6 +43,8 @@ from ir.types import Tensor
 IDS = ("ids", "input_ids", "tokens", "idx", "x")
 POSITIONS = ("pos", "positions", "position_ids", "input_pos")
 
+WRAP = "Wrap it in a module whose forward takes ids [1,S] and, if it needs them, positions [1,S]"
+
 NUM_PROBES = 8  # token ids that are tried where a module branches on a length of 1
 PROBE_ERROR, PROBE_ERROR_HALF = 1e-4, 0.1  # of the logits' standard deviation
 
@@ -55,11 +57,17 @@ def load_module(source: Any, max_context: int | None = None) -> Imported:
         return load_program(source, max_context)
     if not isinstance(source, torch.nn.Module):
         raise ImportRefused(
-            f"cannot import a {type(source).__name__}: give a checkpoint directory, a .gguf file, "
-            "a torch.nn.Module, or a torch.export.ExportedProgram"
+            f"cannot import a {type(source).__name__}",
+            where="source",
+            todo="Give a checkpoint directory, a .gguf file, a torch.nn.Module, or a "
+            "torch.export.ExportedProgram",
         )
     if max_context is None:
-        raise ImportRefused("a module does not say how long its sequences may be: give max_context")
+        raise ImportRefused(
+            "a module does not say how long its sequences may be",
+            where=type(source).__name__,
+            todo="Give max_context=N",
+        )
     names, alone = Names(source), list[ImportRefused]()
     with evaluating(source):
         with as_float32(source):
@@ -129,8 +137,9 @@ def load_program(program: Any, max_context: int | None = None) -> Imported:
     context = max_context or symbol_bounds(program)
     if context is None:
         raise ImportRefused(
-            "the exported program has no upper bound for its length: give max_context, or export it with "
-            "torch.export.Dim('S', max=...)"
+            "it has no upper bound for its length",
+            where="exported program",
+            todo="Give max_context=N, or export it with torch.export.Dim('S', max=N)",
         )
     check_guards(program, context)
     program = functionalize(program, SUPPORTED)
@@ -139,7 +148,8 @@ def load_program(program: Any, max_context: int | None = None) -> Imported:
 
 
 def _imported(program: Any, module: Any, names: Names, context: int, name: str, wrapper: str) -> Imported:
-    graph = import_program(program_of(program, names, context, name, wrapper))
+    lines: dict[str, str] = {}
+    graph = import_program(program_of(program, names, context, name, wrapper), lines)
     used = {w.name for w in graph.weights}
     parameters = {n: t for n, t in module.named_parameters(remove_duplicate=False) if n in used}
     arrays = ArraySource({n: to_numpy(t) for n, t in parameters.items()})
@@ -148,7 +158,7 @@ def _imported(program: Any, module: Any, names: Names, context: int, name: str, 
     logits = graph.outputs[0].type
     assert isinstance(logits, Tensor)
     info = ModelInfo(name=name, vocab_size=int(logits.shape[2]), max_context=context, source_kind="module")
-    return Imported(graph, weights, info)
+    return Imported(graph, weights, info, lines=lines)
 
 
 @dataclass(frozen=True)
@@ -169,7 +179,7 @@ def calling(module: Any) -> Call:
     keywords = [p for p in given if p.kind is p.KEYWORD_ONLY]
     first = named[0] if named else next((p for p in keywords if p.name in IDS), None)
     if first is None and all(p.kind is not p.VAR_POSITIONAL for p in given):
-        raise ImportRefused(f"{type(module).__name__}.forward takes no token ids")
+        raise ImportRefused("it takes no token ids", where=f"{type(module).__name__}.forward", todo=WRAP)
     others = [p for p in (*named, *keywords) if p is not first]
     required = [p for p in others if p.default is p.empty]
     pos = next((p for p in others if p.name in POSITIONS and (p in required or p is others[0])), None)
@@ -177,10 +187,8 @@ def calling(module: Any) -> Call:
         pos = required[0]
     refused = next((p for p in required if p is not pos), None)
     if refused is not None:
-        raise ImportRefused(
-            f"{type(module).__name__}.forward needs {refused.name!r} besides ids and positions: wrap it "
-            "in a module whose forward takes ids [1,S] and, if it needs them, positions [1,S]"
-        )
+        what = f"it needs {refused.name!r} besides ids and positions"
+        raise ImportRefused(what, where=f"{type(module).__name__}.forward", todo=WRAP)
     options = {p.name: False for p in others if p.name == "use_cache"}
     return Call(_keyword(first), pos is not None, None if pos in named[1:2] else _keyword(pos), options)
 

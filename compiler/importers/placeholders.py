@@ -8,8 +8,8 @@ from typing import Any
 from compiler.importers.aten import Program
 from compiler.importers.aten_complex import Pair
 from compiler.importers.context import torch_dtype
-from compiler.importers.refused import ImportRefused
-from compiler.weights import ArraySource
+from compiler.importers.refused import OTHER_OPS, ImportRefused
+from compiler.weights import BELONG, ArraySource
 from ir.graph import Graph, Scalar, Weight
 from ir.types import Tensor
 
@@ -60,7 +60,8 @@ def program_of(program: Any, names: Names, context: int, name: str, wrapper: str
             placeholders[spec.arg.name] = next(inputs)
             continue
         if spec.target is None:
-            raise ImportRefused("the model has an op with side effects, which a compiled graph cannot have")
+            what = "the model has an op with side effects, which a compiled graph cannot have"
+            raise ImportRefused(what, where="exported program", todo=OTHER_OPS)
         target = str(spec.target)
         value = program.constants.get(target)
         path = target.removeprefix(f"{wrapper}.") if wrapper else target
@@ -74,7 +75,8 @@ def _constant(names: Names, path: str, tensor: Any) -> Weight | Scalar | Pair:
     """A weight, a literal where it is a constant of one element that is not stored, or two weights where it
     is complex."""
     if tensor is None:
-        raise ImportRefused(f"the exported program gives no value or shape for {path!r}")
+        what = f"no value or shape for {path!r}"
+        raise ImportRefused(what, where="exported program", todo="Export the module with its parameters")
     name = names[path]
     if tensor.is_complex():
         real = names.tensors.get(path, tensor)
@@ -95,7 +97,9 @@ def constants_of(model: Any, names: Names, graph: Graph) -> ArraySource:
         tensor = names.tensors[weight.name]
         if tensor.device.type == "meta":
             raise ImportRefused(
-                f"buffer {weight.name!r} has no value: it is neither in the checkpoint nor computed"
+                "it has no value: it is neither in the checkpoint nor computed",
+                where=f"buffer {weight.name!r}",
+                todo=BELONG,
             )
         arrays[weight.name] = to_numpy(tensor)
     return ArraySource(arrays)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from compiler.errors import CompileError
 
+OTHER_OPS = "Write that part of the model with ops that have a converter, or remove it"
+OTHER_FILE = "Compile the Hugging Face checkpoint that the file was made from"
+
 
 class ImportRefused(CompileError):
-    """A model cannot be imported: what, where in the model, and what to do next."""
+    """A model cannot be imported: what, where in the model or the checkpoint, and what to do next."""
 
 
 def one_line(error: Exception, most: int = 400) -> str:

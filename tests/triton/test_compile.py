@@ -267,7 +267,7 @@ def test_a_wrong_option_is_refused_before_any_work(
 
 
 def test_only_a_directory_has_shapes_alone(tmp_path: Path) -> None:
-    with pytest.raises(CompileError, match="--no-weights takes a directory with a config.json, not nowhere"):
+    with pytest.raises(CompileError, match="nowhere: shapes alone .* are read from a directory"):
         compiler.compile("nowhere", tmp_path / "m.octavo", weights=False)
 
 
