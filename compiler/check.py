@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from compiler.errors import CompilerFault
 from compiler.pipeline import Stage
 from ir.graph import Graph, Op, Value
 from ir.interpret import KVState, Run, empty_kv, interpret
@@ -28,13 +29,13 @@ Array = np.ndarray[Any, np.dtype[Any]]
 ROUNDING = 2e-3  # share of a value's RMS that reassociated f32 arithmetic may differ by
 
 
-class CheckError(ValueError):
+class CheckError(CompilerFault, ValueError):
     """A pass changed what the graph computes. `pass_name` and `op` are the first that diverge."""
 
     def __init__(self, pass_name: str, op: Op | None, message: str) -> None:
         self.pass_name, self.op = pass_name, op
-        where = f"\n  {print_op(op)}" if op is not None else ""
-        super().__init__(f"--check: {pass_name} {message}{where}")
+        shown = f"  {print_op(op).strip()}" if op is not None else ""
+        super().__init__(f"{pass_name} {message}", where="--check", shown=shown)
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class Checker:
         error = relative_error(before.reshape(now.shape), now, largest=not stage.tolerance)
         allowed = ROUNDING + stage.tolerance
         if not error <= allowed:
-            shown = f"changes %{out.name} by {error:.1e} of its RMS (allowed {allowed:.0e}), at"
+            shown = f"changes %{out.name} by {error:.1e} of its RMS (allowed {allowed:.0e})"
             raise CheckError(stage.name, op, shown)
 
 

@@ -73,8 +73,9 @@ def step_shapes(
 def _shape(max_context: int, requests: int, context: int, tokens: int) -> StepShape:
     if context + tokens > max_context:
         raise CompileError(
-            f"--context {context} and {tokens} new tokens are {context + tokens}; the model's context is "
-            f"{max_context}"
+            f"with {tokens} new tokens they are {context + tokens}; the model's context is {max_context}",
+            where=f"--context {context}",
+            todo=f"Use at most {max(0, max_context - tokens)}, or fewer --tokens",
         )
     return StepShape((tokens,) * requests, (context + tokens,) * requests, requests)
 

@@ -29,16 +29,20 @@ def parse_passes(text: str, known: Iterable[type[Pass]]) -> list[Pass]:
         item = _ITEM.match(text, at)
         if item is None or (item["end"] and item.end() == len(text)):
             raise CompileError(
-                f"-p {text!r}: not a list of passes from {text[at:]!r} on. Write name,name{{option=value}}"
+                f"not a list of passes from {text[at:]!r} on",
+                where=f"-p {text!r}",
+                todo="Write name,name{option=value}",
             )
         if item["name"] not in kinds:
-            raise CompileError(f"-p: there is no pass {item['name']!r}. octavo opt --list names them")
+            what = f"there is no pass {item['name']!r}"
+            raise CompileError(what, where="-p", todo="octavo opt --list names them")
         kind = kinds[item["name"]]
         options = _options(kind, item["options"] or "")
         try:
             found.append(kind(**options))
         except ValueError as error:
-            raise CompileError(f"-p: {error}") from error
+            todo = "octavo opt --list shows the options"
+            raise CompileError(str(error), where="-p", todo=todo) from error
         at = item.end()
     return found
 
@@ -50,7 +54,8 @@ def _options(kind: type[Pass], text: str) -> dict[str, Any]:
     for part in filter(None, (p.strip() for p in text.split(","))):
         name, sign, value = (s.strip() for s in part.partition("="))
         if not sign or name not in names:
-            raise CompileError(f"{pass_name(kind)}: no option {part!r}. It has: {', '.join(names) or 'none'}")
+            todo = f"It has: {', '.join(names) or 'none'}"
+            raise CompileError(f"no option {part!r}", where=f"-p {pass_name(kind)}", todo=todo)
         found[name] = _value(kind, name, types[name], value)
     return found
 
@@ -62,7 +67,9 @@ def _value(kind: type[Pass], name: str, type: Any, text: str) -> Any:
         except (ValueError, KeyError):
             continue
     raise CompileError(
-        f"{pass_name(kind)}: option {name}={text!r} is not of type {getattr(type, '__name__', type)}"
+        f"option {name}={text!r} is not of type {getattr(type, '__name__', type)}",
+        where=f"-p {pass_name(kind)}",
+        todo="octavo opt --list shows the options",
     )
 
 

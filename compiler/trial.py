@@ -20,7 +20,7 @@ from typing import Any, cast
 import numpy as np
 
 from compiler.check import Batch, pack_step, random_batch
-from compiler.errors import CompileError
+from compiler.errors import CompilerFault
 from runtime.artifact import Artifact
 from runtime.cpu.executor import CpuExecutor
 from runtime.errors import ArtifactError, OctavoError
@@ -51,7 +51,7 @@ def open_sealed(root: Path) -> Artifact:
 def compiled_logits(artifact: Artifact, target: str) -> Array:
     """Logits [all tokens in request order, V] of a target, for trial_batch().
 
-    Raises NotRun, and CompileError where what was compiled fails.
+    Raises NotRun, and CompilerFault where what was compiled fails.
     """
     check_runnable(artifact, target)
     return logits_of(artifact, target) if target == "cpu" else _in_a_process(artifact, target)
@@ -109,12 +109,11 @@ def _in_a_process(artifact: Artifact, target: str) -> Array:
                 command, env=env, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
             )
         except subprocess.TimeoutExpired as error:
-            raise CompileError(
-                f"the compiled forward for {target} has not ended after {TIMEOUT_S} s. Please report it"
-            ) from error
+            what = f"the compiled forward has not ended after {TIMEOUT_S} s"
+            raise CompilerFault(what, where=target) from error
         if done.returncode:
             *_, said = done.stderr.strip().splitlines() or [f"the process ended with code {done.returncode}"]
-            raise CompileError(f"the compiled forward for {target} fails: {said}. Please report it")
+            raise CompilerFault(f"the compiled forward for {target} fails: {said}", where=target)
         return np.load(out)
 
 

@@ -20,12 +20,14 @@ RESERVED = frozenset({"true", "false", "nan", "inf", *CALLS})
 
 
 class VerifyError(ValueError):
-    """The graph is not valid. `op` is the first bad op (None: the header or the outputs)."""
+    """The graph is not valid. op: the first bad one (None: the header or the outputs). shown: the text around
+    it, with an arrow."""
 
     def __init__(self, graph: Graph, op: Op | None, message: str) -> None:
         self.op = op
         self.reason = message
-        super().__init__(f"graph @{graph.name}: {message}\n{point_at(graph, op, message)}")
+        self.shown = point_at(graph, op, message)
+        super().__init__(f"graph @{graph.name}: {message}\n{self.shown}")
 
 
 def verify(graph: Graph) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from codegen.cpp.masks import mask_struct
 from codegen.cpp.spelling import ctype, identifier, size
 from codegen.cpp.weights import WeightTable
+from codegen.errors import CodegenError as CodegenError
 from codegen.operands import dtype_of as dtype_of
 from codegen.operands import kv_groups
 from codegen.operands import shape_of as shape_of
@@ -18,10 +19,6 @@ from passes.memory.places import Place
 from passes.memory.schedule import Schedule
 
 STEP_INPUTS = ("ids", "pos", "lens", "starts", "rows")
-
-
-class CodegenError(ValueError):
-    """A lowered graph that the target cannot run. The message names the op and where it came from."""
 
 
 @dataclass
@@ -96,8 +93,7 @@ class Context:
 
 
 def refuse(op: Op, reason: str) -> CodegenError:
-    where = f" ({op.loc})" if op.loc else ""
-    return CodegenError(f"no C++ kernel for {op.kind}{where}: {reason}")
+    return CodegenError(f"no C++ kernel for {op.kind}: {reason}", op)
 
 
 def needs(op: Op, *allowed: DType) -> None:

@@ -9,10 +9,10 @@ from codegen.cpp.context import STEP_INPUTS, CodegenError, Context, refuse, shap
 from codegen.cpp.kernels import KERNELS
 from codegen.cpp.pointwise import Group, Operand, print_group
 from codegen.cpp.spelling import comment, ctype, key, size
+from codegen.errors import describe
 from codegen.kv_block import block_bytes
 from codegen.loops import operand_strides
-from ir.graph import Graph, Op, Value, Weight, tensor_of
-from ir.text import print_op
+from ir.graph import Graph, Value, Weight, tensor_of
 from ir.types import KV, Tensor
 from passes.group_pointwise import groupable
 from passes.memory.schedule import Kernel
@@ -95,7 +95,7 @@ def _body(ctx: Context) -> str:
         reads, writes = _touches(ctx, kernel)
         if order.needs_barrier(reads, writes, kernel.ops[0].kind in SHARING):
             lines.append("  th.sync();")
-        lines += [""] + [f"  {comment(_describe(op))}" for op in kernel.ops]
+        lines += [""] + [f"  {comment(describe(op))}" for op in kernel.ops]
         lines += _declare(ctx, kernel, declared)
         lines.append(f"  th.mark({number});")
         several = len(statements) > 1
@@ -104,11 +104,6 @@ def _body(ctx: Context) -> str:
         )
     lines += _deliver(ctx)
     return "\n".join(lines) + "\n"
-
-
-def _describe(op: Op) -> str:
-    shown = {k: v for k, v in op.attrs.items() if k not in ("at", "group")}
-    return print_op(Op(op.kind, op.args, shown, op.outs, op.loc)).strip()
 
 
 def _inputs(ctx: Context) -> list[str]:
@@ -189,9 +184,8 @@ def print_kernel(ctx: Context, kernel: Kernel) -> list[str]:
             raise refuse(op, "the target has none for this kind")
         return KERNELS[op.kind](ctx, op)
     except (ValueError, KeyError) as error:
-        if isinstance(error, CodegenError):
-            raise CodegenError(f"{error}\n  {_describe(op)}") from None
-        raise CodegenError(f"{refuse(op, str(error))}\n  {_describe(op)}") from error
+        found = error if isinstance(error, CodegenError) else refuse(op, str(error))
+        raise CodegenError(found.reason, found.op or op, kernel.ops) from error
 
 
 def _pointwise(ctx: Context, kernel: Kernel) -> list[str]:

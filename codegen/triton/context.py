@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import sympy
 
+from codegen.errors import CodegenError as CodegenError
 from codegen.operands import dtype_of as dtype_of
 from codegen.operands import kv_groups
 from codegen.operands import shape_of as shape_of
@@ -34,10 +35,6 @@ TYPES: dict[DType, str] = {
 FLOATS = (DType.F32, DType.BF16, DType.F16)  # that kernels widen to f32 and compute in
 ALIGNMENT = 16
 MAX_ARGS = 510  # of 8 bytes in CUDA's 4 KiB, where Triton adds two pointers
-
-
-class CodegenError(ValueError):
-    """A lowered graph that the target cannot run. The message names the op and where it came from."""
 
 
 @dataclass
@@ -155,8 +152,7 @@ class Context:
 
 
 def refuse(op: Op, reason: str) -> CodegenError:
-    where = f" ({op.loc})" if op.loc else ""
-    return CodegenError(f"no Triton kernel for {op.kind}{where}: {reason}")
+    return CodegenError(f"no Triton kernel for {op.kind}: {reason}", op)
 
 
 def needs(op: Op, *allowed: DType) -> None:

@@ -73,7 +73,7 @@ def find_device(target: str) -> Device:
     for device in DEVICES:
         if device.target == target:
             return device
-    raise UnknownTarget(f"there is no target {target!r}. There are {', '.join(d.target for d in DEVICES)}")
+    raise UnknownTarget(f"there is no target {target!r}; there are {', '.join(d.target for d in DEVICES)}")
 
 
 def derived_device(target: str) -> Device:

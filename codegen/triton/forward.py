@@ -12,9 +12,6 @@ from codegen.triton.moves import contiguous
 from codegen.triton.pointwise import Array, pointwise
 from codegen.triton.sample import print_sections, scratch_form
 from ir.dims import product
-from ir.graph import Op
-from ir.ops import ANNOTATIONS
-from ir.text import print_op
 from ir.types import KV, Tensor
 from passes.group_pointwise import groupable
 from passes.memory.schedule import Kernel
@@ -57,9 +54,8 @@ def print_kernel(ctx: Context, kernel: Kernel) -> list[Case]:
             raise refuse(op, f"it takes {most} launches; a case has {MAX_LAUNCHES} at most")
         return cases
     except ValueError as error:
-        reason = error if isinstance(error, CodegenError) else refuse(op, str(error))
-        shown = "\n".join(f"  {_describe(o)}" for o in kernel.ops)
-        raise CodegenError(f"{reason}\n{shown}") from error
+        found = error if isinstance(error, CodegenError) else refuse(op, str(error))
+        raise CodegenError(found.reason, found.op or op, kernel.ops) from error
 
 
 def _print(ctx: Context, kernel: Kernel) -> list[Case]:
@@ -69,11 +65,6 @@ def _print(ctx: Context, kernel: Kernel) -> list[Case]:
     if op.kind not in KERNELS:
         raise refuse(op, "the target has none for this kind")
     return KERNELS[op.kind](ctx, op)
-
-
-def _describe(op: Op) -> str:
-    shown = {name: value for name, value in op.attrs.items() if name not in ANNOTATIONS}
-    return print_op(Op(op.kind, op.args, shown, op.outs, op.loc)).strip()
 
 
 def _deliver(ctx: Context) -> list[dict[str, Any]]:

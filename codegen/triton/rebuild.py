@@ -30,11 +30,14 @@ def rebuild(source: Path, target: str, out: Path, report: Report = lambda done, 
         kernels = [_kernel(entry) for entry in listed["kernels"]]
         text = (source / SOURCE).read_bytes()
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BuildError(f"{source}: not a GPU target's folder of an artifact ({error!r})") from error
+        what = f"not a GPU target's folder of an artifact ({error!r})"
+        todo = "Give NAME.octavo/targets/TARGET"
+        raise BuildError(what, where=str(source), todo=todo) from error
     if listed.get("target", "").partition(":")[0] != device.backend:
         raise BuildError(
-            f"{source}: its source is for {listed.get('target')}, which {target} cannot run. Compile the "
-            f"model with --target {target}"
+            f"its source is for {listed.get('target')}, which {target} cannot run",
+            where=str(source),
+            todo=f"Compile the model with --target {target}",
         )
     (out / SOURCE).parent.mkdir(parents=True, exist_ok=True)
     (out / SOURCE).write_bytes(text)

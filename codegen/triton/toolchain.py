@@ -13,21 +13,20 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
+from codegen.errors import BuildError as BuildError
 
-class BuildError(RuntimeError):
-    """Triton is missing, or refused a kernel; the message shows what it said."""
+INSTALL = "Install it: pip install 'octavo[triton]'"
+OWN_WHEEL = "Install Triton's own wheel, version 3.9"
 
 
 def tool(name: str) -> Path:
     """One of NVIDIA's tools in Triton's package. Raises BuildError."""
     spec = importlib.util.find_spec("triton")
     if spec is None or not spec.submodule_search_locations:
-        raise BuildError(
-            "GPU kernels are built by Triton, which is not installed: pip install 'octavo[triton]'"
-        )
+        raise BuildError("Triton, which builds GPUs' kernels, is not installed", todo=INSTALL)
     path = Path(spec.submodule_search_locations[0]) / "backends" / "nvidia" / "bin" / name
     if not path.is_file():
-        raise BuildError(f"{path}: Triton's package lacks it. Install Triton's own wheel, version 3.9")
+        raise BuildError("Triton's package lacks it", where=str(path), todo=OWN_WHEEL)
     return path
 
 
@@ -53,7 +52,7 @@ def _triton_version() -> str:
         return importlib.metadata.version("triton")
     names = importlib.metadata.packages_distributions().get("triton")  # slow
     if not names:
-        raise BuildError("the installed Triton has no version. Install Triton's own wheel, version 3.9")
+        raise BuildError("the installed Triton has no version", todo=OWN_WHEEL)
     return importlib.metadata.version(names[0])
 
 

@@ -80,7 +80,9 @@ def _check_context(engine: Path, context_tokens: int) -> None:
     groups = Artifact.open(engine, verify="fast").manifest.kv_groups
     if context_tokens % groups[0].block:
         raise CompileError(
-            f"--context-tokens {context_tokens}: must be a multiple of {groups[0].block}, {engine}'s KV block"
+            f"it must be a multiple of {groups[0].block}, {engine}'s KV block",
+            where=f"--context-tokens {context_tokens}",
+            todo="Give whole blocks: they alone are found in the prefix cache",
         )
 
 

@@ -29,6 +29,7 @@ def command(
     """
     from compiler.pass_text import describe, parse_passes
     from compiler.pipeline import pipeline
+    from compiler.refusal import refusal
     from ir.text import print_graph
     from ir.verify import verify
     from passes.base import PassError
@@ -43,9 +44,11 @@ def command(
         try:
             result = each.run(graph)
         except PassError as error:
-            raise CompileError(f"{file}: {error}") from error
+            raise refusal(error, file) from error
         except ValueError as error:  # a graph from elsewhere than where the pass stands in the pipeline
-            raise CompileError(f"{file}: {each.name} does not apply to this graph: {error}") from error
+            what = f"{each.name} does not apply to this graph: {error}"
+            todo = "Give the graph of the stage before it: octavo compile --dump-ir DIR writes all"
+            raise CompileError(what, where=file, todo=todo) from error
         graph = result.graph
         verify(graph)
         print(f"{each.name}: {result.count}", file=sys.stderr)
@@ -54,14 +57,19 @@ def command(
 
 def _read(file: str) -> Graph:
     """The graph in a file. Raises CompileError where it is not one, or not a valid one."""
-    from ir.text import ParseError, parse
-    from ir.verify import VerifyError, verify
+    from compiler.refusal import OF_A_TEXT, refusal
+    from ir.text import parse
+    from ir.verify import verify
 
     if file != "-" and not Path(file).is_file():
-        raise CompileError(f"{file}: no such file. octavo compile --dump-ir DIR writes some; - reads stdin")
+        todo = "octavo compile --dump-ir DIR writes some; - reads stdin"
+        raise CompileError("no such file", where=file, todo=todo)
     try:
         graph = parse(sys.stdin.read() if file == "-" else Path(file).read_text())
         verify(graph)
-    except (ParseError, VerifyError, UnicodeDecodeError) as error:
-        raise CompileError(f"{file}: {error}") from error
+    except OF_A_TEXT as error:
+        raise refusal(error, file) from error
+    except UnicodeDecodeError as error:
+        todo = "Give a graph's text, as octavo compile --dump-ir writes it"
+        raise CompileError(f"not UTF-8 ({error})", where=file, todo=todo) from error
     return graph

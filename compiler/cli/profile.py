@@ -54,8 +54,9 @@ def command(
     artifact = Artifact.open(engine)
     if "cpu" not in artifact.manifest.targets:
         raise CompileError(
-            f"{engine}: was compiled for {', '.join(artifact.manifest.targets)}; octavo profile times the "
-            "target cpu alone. Try octavo inspect --kernels, which shows a GPU's kernels beside their bounds"
+            f"compiled for {', '.join(artifact.manifest.targets)}; octavo profile times the target cpu alone",
+            where=str(engine),
+            todo="Try octavo inspect --kernels, which shows a GPU's kernels beside their bounds",
         )
     num_threads = threads or machine.default_threads()
     workload = Workload(prompt_tokens, context_tokens, requests)

@@ -56,6 +56,5 @@ def profile(artifact: Artifact, workload: Workload, threads: int, isa: str | Non
 
 
 def other_version(artifact: Artifact) -> CompileError:
-    return CompileError(
-        f"{artifact.root}: its graph and compiled code do not fit this version of Octavo. Compile it again"
-    )
+    what = "its graph and compiled code do not fit this version of Octavo"
+    return CompileError(what, where=str(artifact.root), todo="Compile it again")

@@ -46,13 +46,15 @@ class Workload:
         """Raises CompileError where a step or the context does not hold it."""
         if self.prompt_tokens > Limits.max_step_tokens:
             raise CompileError(
-                f"--prompt-tokens {self.prompt_tokens}: a step has at most {Limits.max_step_tokens} tokens. "
-                "Give those before them as --context-tokens"
+                f"a step has at most {Limits.max_step_tokens} tokens",
+                where=f"--prompt-tokens {self.prompt_tokens}",
+                todo="Give those before them as --context-tokens",
             )
         if self.tokens > max_context:
             raise CompileError(
-                f"--context-tokens {self.context_tokens}: with the prompt and a new token they are "
-                f"{self.tokens}; the model's context is {max_context}"
+                f"with prompt and a new token they are {self.tokens}; the model's context is {max_context}",
+                where=f"--context-tokens {self.context_tokens}",
+                todo="Use fewer, or fewer --prompt-tokens",
             )
 
 

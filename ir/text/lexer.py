@@ -23,7 +23,11 @@ _LOC = re.compile(r"// ([^\n]*)")
 
 
 class ParseError(ValueError):
-    """The text is not a graph. The message names line and column."""
+    """The text is not a graph. line, column: where, from 1."""
+
+    def __init__(self, reason: str, line: int, column: int) -> None:
+        self.reason, self.line, self.column = reason, line, column
+        super().__init__(f"line {line}, column {column}: {reason}")
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Token:
     column: int
 
     def fail(self, message: str) -> ParseError:
-        return ParseError(f"line {self.line}, column {self.column}: {message}")
+        return ParseError(message, self.line, self.column)
 
 
 def tokens(text: str) -> Iterator[Token]:
