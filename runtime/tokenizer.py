@@ -62,6 +62,10 @@ class Tokenizer:
         template = texts.get("chat_template.jinja")
         return Tokenizer(texts["tokenizer.json"], config, template, bos_token_id)
 
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat is not None
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """A plain text, with the special tokens that the tokenizer adds to a prompt (a BOS, say)."""
         return self._ids(text, add_special_tokens=add_special_tokens)

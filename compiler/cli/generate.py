@@ -11,7 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from compiler.cli.options import KvBlocks, KvMemory, MaxRequests, MaxStepTokens, SwapMemory, given
+from compiler.cli.options import (
+    KvBlocks,
+    KvMemory,
+    MaxRequests,
+    MaxStepTokens,
+    MinP,
+    Seed,
+    Stop,
+    SwapMemory,
+    Target,
+    Temperature,
+    Threads,
+    Timeout,
+    TopK,
+    TopP,
+    given,
+)
 
 if TYPE_CHECKING:
     from runtime import Completion, Request
@@ -24,12 +40,10 @@ def command(
         bool, typer.Option("--chat", help="The prompt is a user's message to a chat model.")
     ] = False,
     max_new_tokens: Annotated[int, typer.Option(help="Stop after this many tokens.", min=1)] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0.0)] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.", min=0)] = 0,
-    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens up to this probability.")] = 1.0,
-    min_p: Annotated[
-        float, typer.Option(help="Keep tokens at least this likely, relative to the best.")
-    ] = 0.0,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
     samples: Annotated[
         int,
         typer.Option(
@@ -45,18 +59,14 @@ def command(
     length_penalty: Annotated[
         float, typer.Option(help="With --beams: a score is divided by the length to the power of this.")
     ] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Equal seeds give equal text.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
-    timeout: Annotated[
-        float | None, typer.Option(help="End after this many seconds with what there is.")
-    ] = None,
+    seed: Seed = None,
+    stop: Stop = None,
+    timeout: Timeout = None,
     logprobs: Annotated[
         int | None, typer.Option(help="With --json: the k best alternatives per token.")
     ] = None,
-    target: Annotated[
-        str | None, typer.Option(help="Default: the best of the engine's that this machine can run.")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(help="Default: the cores this process may use.")] = None,
+    target: Target = None,
+    threads: Threads = None,
     kv_memory: KvMemory = None,
     kv_blocks: KvBlocks = None,
     swap_memory: SwapMemory = None,

@@ -1,4 +1,5 @@
-"""Options that several subcommands share: what an engine may take of memory, as load() takes them."""
+"""Options that several subcommands share: how tokens are sampled, as Sampling takes them, and where an engine
+runs and what it may take of memory, as load() takes them."""
 
 from __future__ import annotations
 
@@ -7,6 +8,19 @@ from typing import Annotated, Any
 import typer
 
 _PANEL = "Memory"
+
+Temperature = Annotated[float, typer.Option(help="0 is greedy.", min=0.0)]
+TopK = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.", min=0)]
+TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens up to this probability.")]
+MinP = Annotated[float, typer.Option(help="Keep tokens at least this likely, relative to the best.")]
+Seed = Annotated[int | None, typer.Option(help="Equal seeds give equal text.")]
+Stop = Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")]
+Timeout = Annotated[float | None, typer.Option(help="End after this many seconds with what there is.")]
+
+Target = Annotated[
+    str | None, typer.Option(help="Default: the best of the engine's that this machine can run.")
+]
+Threads = Annotated[int | None, typer.Option(help="Default: the cores this process may use.")]
 
 KvMemory = Annotated[
     str | None,

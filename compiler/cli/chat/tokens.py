@@ -1,0 +1,52 @@
+"""A conversation's tokens, with those of its answers as they were sampled.
+
+Text has many spellings in tokens, and a sampled one is often not the tokenizer's own: encoding all messages
+anew would change the tokens of earlier answers, and what the engine holds of them would not be found again.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+
+Decode = Callable[[Sequence[int]], str]  # without special tokens
+
+
+class Spellings:
+    """decode: ids to text, of special tokens none."""
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._known: list[list[int]] = []  # prompt and answer of each turn, each longer than the one before
+        self._special: dict[int, bool] = {}
+
+    def add(self, ids: list[int]) -> None:
+        """What the engine has computed of a turn: its prompt and the answer, without an end token."""
+        self._known.append(ids)
+
+    def respelt(self, ids: list[int]) -> list[int]:
+        """The same text and special tokens, spelt as the longest known beginning. ids: as the tokenizer has
+        it. What is no beginning of it is forgotten: the turn was taken back."""
+        while self._known:
+            known = self._known[-1]
+            end = self._end(known, ids)
+            if end is not None:
+                return known + ids[end:]
+            self._known.pop()
+        return ids
+
+    def _end(self, known: list[int], ids: list[int]) -> int | None:
+        """How many of the ids are the same text and special tokens as all that is known."""
+        text = self._decode(known)
+        end = bisect.bisect_left(range(len(ids)), len(text), key=lambda n: len(self._decode(ids[:n])))
+        special = [token for token in known if self._is_special(token)]
+        while end < len(ids) and len(special) > sum(map(self._is_special, ids[:end])):
+            end += 1
+        same = [token for token in ids[:end] if self._is_special(token)] == special
+        return end if same and self._decode(ids[:end]) == text else None
+
+    def _is_special(self, token: int) -> bool:
+        found = self._special.get(token)
+        if found is None:
+            found = self._special[token] = self._decode([token]) == ""
+        return found
