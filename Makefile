@@ -1,6 +1,7 @@
 # install: .venv with everything · demo: a real model compiled and run · test: lint and tests · bench: throughput against the machine's bounds
 # gpu-tables: docs/gpu.md's list of kernels (needs no GPU) · bench-gpu: benchmarks on this machine's GPU
 # bench-paging: waste, sharing, forks, overload and the block allocator against their bounds · soak: 30 minutes of load with faults
+# fuzz: readers of untrusted files, each for MINUTES=10 (FUZZERS="gguf ir": these alone; SEED=text: the same cases again)
 # bench-llamacpp, bench-openvino, bench-ortgenai, bench-vllm: beside another engine
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -13,13 +14,13 @@ DEMO_ENGINE := build/smollm2.octavo
 DEMO_BF16_ENGINE := build/smollm2-bf16.octavo
 COMPILER_FILES := $(shell find compiler ir passes codegen -name '*.py' -o -name '*.h' -o -name '*.cpp')
 
-QUICK_TESTS := tests/ir tests/passes tests/compiler tests/runtime tests/benchmarks tests/test_layering.py
+QUICK_TESTS := tests/ir tests/passes tests/compiler tests/runtime tests/fuzz tests/benchmarks tests/test_layering.py
 SLOW_TESTS := tests/model tests/triton tests/importers tests/codegen tests/cli
 # Files start in this order: the longest first.
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 PEERS := llamacpp openvino ortgenai vllm
 
-.PHONY: install model demo lint test test-quick test-slow bench bench-engines bench-paging soak gpu-tables bench-gpu $(PEERS:%=bench-%) clean
+.PHONY: install model demo lint test test-quick test-slow bench bench-engines bench-paging soak gpu-tables bench-gpu fuzz $(PEERS:%=bench-%) clean
 
 install: .venv/installed
 
@@ -79,6 +80,9 @@ gpu-tables: .venv/installed
 
 bench-gpu: .venv/installed
 	$(BIN)/python benchmarks/gpu.py $(BENCH_OPTIONS)
+
+fuzz: .venv/installed
+	$(BIN)/python -m tests.fuzz $(FUZZERS) --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
 bench-engines: $(DEMO_ENGINE)/manifest.json $(DEMO_BF16_ENGINE)/manifest.json
 

@@ -14,11 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from compiler.files import check_links, is_file, read_file
 from compiler.weights import BELONG, Array, WeightError, WeightSource
 from ir.types import DType, Tensor
-from runtime.errors import shorten
+from runtime.errors import shorten, shown
 
-MAX_HEADER_BYTES = 100_000_000
+MAX_HEADER_BYTES = 16 << 20  # what JSON of so many bytes becomes in memory is 30 times as much
+MAX_INDEX_BYTES = 32 << 20
+MAX_AXES = 16
+MAX_ITEM_BYTES = 8
 AGAIN = "Download the checkpoint again"
 
 _SAFETENSORS_TYPES = {
@@ -45,6 +49,9 @@ class SafetensorsFile:
     def names(self) -> tuple[str, ...]:
         return tuple(self._entries)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
     def type(self, name: str) -> Tensor:
         if name not in self._entries:
             raise WeightError(f"there is no tensor {name!r}", where=str(self.path), todo=BELONG)
@@ -52,7 +59,7 @@ class SafetensorsFile:
         if kind not in _SAFETENSORS_TYPES:
             raise WeightError(
                 f"the element type is {shorten(kind)}; {', '.join(_SAFETENSORS_TYPES)} are read",
-                where=f"{self.path}, tensor {name!r}",
+                where=f"{self.path}, tensor {shown(name)}",
                 todo="Save the checkpoint in one of them",
             )
         return Tensor(_SAFETENSORS_TYPES[kind], shape)
@@ -76,9 +83,9 @@ class ShardedSource:
             name: SafetensorsFile(index.parent / name) for name in sorted(set(self._file_of.values()))
         }
         for tensor, file in self._file_of.items():
-            if tensor not in self._files[file].names:
+            if tensor not in self._files[file]:
                 raise WeightError(
-                    f"tensor {tensor!r} is said to be in {file}, which does not hold it",
+                    f"tensor {shown(tensor)} is said to be in {shorten(file)}, which does not hold it",
                     where=str(index),
                     todo=AGAIN,
                 )
@@ -140,7 +147,7 @@ def _parse_json(path: Path, raw: bytes) -> dict[str, Any]:
     try:
         found = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:
-        what = f"the header is not valid JSON: {error}"
+        what = f"the header is not valid JSON: {shorten(str(error), 200)}"
         raise WeightError(what, where=str(path), todo=AGAIN) from None
     if not isinstance(found, dict):
         raise WeightError("the header is not a JSON object", where=str(path), todo=AGAIN)
@@ -148,21 +155,27 @@ def _parse_json(path: Path, raw: bytes) -> dict[str, Any]:
 
 
 def _entry(path: Path, name: str, raw: Any, start: int, size: int) -> _Entry:
-    where = f"{path}, tensor {name!r}"
+    where = f"{path}, tensor {shown(name)}"
     try:
-        kind, shape, (begin, end) = str(raw["dtype"]), tuple(raw["shape"]), raw["data_offsets"]
+        kind, shape, (begin, end) = raw["dtype"], tuple(raw["shape"]), raw["data_offsets"]
+        if not isinstance(kind, str):
+            raise TypeError
     except (KeyError, TypeError, ValueError):
-        what = f"needs dtype, shape and data_offsets, not {shorten(repr(raw))}"
+        what = f"needs dtype, shape and data_offsets, not {shown(raw)}"
         raise WeightError(what, where=where, todo=AGAIN) from None
-    if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
-        what = f"shape and offsets must be non-negative integers, not {shorten(repr(raw))}"
+    if len(shape) > MAX_AXES:
+        raise WeightError(f"{len(shape)} axes; at most {MAX_AXES} are read", where=where, todo=AGAIN)
+    if not all(type(n) is int and 0 <= n < 2**63 for n in (*shape, begin, end)):
+        what = f"shape and offsets must be non-negative integers, not {shown(raw)}"
         raise WeightError(what, where=where, todo=AGAIN)
+    if math.prod(n for n in shape if n) * MAX_ITEM_BYTES >= 2**63:  # no array has so many elements
+        raise WeightError(f"no tensor has the shape {shown(list(shape))}", where=where, todo=AGAIN)
     if not begin <= end <= size - start:
         what = f"bytes {begin}..{end} are not inside the file's {size - start} bytes of data: it is truncated"
         raise WeightError(what, where=where, todo=AGAIN)
     item = _SAFETENSORS_TYPES[kind].size_bytes if kind in _SAFETENSORS_TYPES else None
     if item is not None and end - begin != math.prod(shape) * item:
-        what = f"{shorten(str(list(shape)))} of {kind} do not take {end - begin} bytes"
+        what = f"{shown(list(shape))} of {kind} do not take {end - begin} bytes"
         raise WeightError(what, where=where, todo=AGAIN)
     return kind, shape, start + begin, start + end
 
@@ -171,26 +184,30 @@ def _check_overlap(path: Path, entries: Mapping[str, _Entry]) -> None:
     spans = sorted((begin, end, name) for name, (_, _, begin, end) in entries.items() if end > begin)
     for (_, last, name), (first, _, other) in zip(spans, spans[1:], strict=False):
         if first < last:
-            raise WeightError(f"tensors {name!r} and {other!r} overlap", where=str(path), todo=AGAIN)
+            raise WeightError(
+                f"tensors {shown(name)} and {shown(other)} overlap", where=str(path), todo=AGAIN
+            )
 
 
 def _read_index(index: Path) -> dict[str, str]:
-    mapping = _parse_json(index, index.read_bytes()).get("weight_map")
+    mapping = _parse_json(index, read_file(index, MAX_INDEX_BYTES)).get("weight_map")
     if not isinstance(mapping, dict) or not mapping:
         raise WeightError("it has no weight_map", where=str(index), todo=AGAIN)
+    found: set[str] = set()
     for name, file in mapping.items():
         if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
             raise WeightError(
-                f"tensor {name!r} is in {file!r}, which is not a .safetensors file beside it",
+                f"tensor {shown(name)} is in {shown(file)}, which is not a .safetensors file beside it",
                 where=str(index),
                 todo=AGAIN,
             )
-        if not (index.parent / file).is_file():
+        if file not in found and not is_file(index.parent / file):
             raise WeightError(
-                f"{file}, which holds {name!r}, is missing",
+                f"{shorten(file)}, which holds {shown(name)}, is missing",
                 where=str(index),
                 todo="Download the whole checkpoint",
             )
+        found.add(file)
     return mapping
 
 
@@ -200,6 +217,7 @@ def open_checkpoint(directory: Path) -> tuple[WeightSource, tuple[Path, ...]]:
     Raises WeightError where there are none, or only pickled ones, which run code when they are read.
     """
     index, single = directory / "model.safetensors.index.json", directory / "model.safetensors"
+    check_links(directory)
     if single.is_file():
         return SafetensorsFile(single), (single,)
     if index.is_file():

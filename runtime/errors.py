@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+MAX_PART = 4000  # characters of a message's what, where and todo: names in files may be long
+
 
 class OctavoError(Exception):
     """The base of every error that a user can cause.
@@ -17,8 +19,9 @@ class OctavoError(Exception):
         super().__init__(what, where, todo)
 
     def __str__(self) -> str:
-        head = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{head}. {self.todo}." if self.todo else head
+        what, where, todo = (shorten(printable(t), MAX_PART) for t in (self.what, self.where, self.todo))
+        head = f"{where}: {what}" if where else what
+        return f"{head}. {todo}." if todo else head
 
 
 class ArtifactError(OctavoError):
@@ -40,6 +43,21 @@ class EngineError(OctavoError):
 def shorten(text: str, most: int = 60) -> str:
     """The text, cut to a length that fits a message."""
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def printable(text: str) -> str:
+    """The text with an escape for what is not printed as it is, such as a terminal's commands; lines stay."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
+def shown(value: Any, most: int = 60) -> str:
+    """A value from a file, in a length that fits a message."""
+    try:
+        return shorten(repr(value), most)
+    except (RecursionError, ValueError):  # nested too deep; an integer of too many digits
+        return f"a {type(value).__name__} that is too large to be shown"
 
 
 def check_index(name: str, value: Any, last: int) -> int:
