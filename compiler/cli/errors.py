@@ -2,21 +2,53 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
 import traceback
-from typing import Any
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
-import typer
-
-from compiler.errors import CompileError
+from compiler.cli.usage import UsageError, usage
+from compiler.errors import CompilerFault
 from runtime.errors import OctavoError
 
 BAD_INPUT = 2
 OUR_FAULT = 1
 COMPILE_LIBRARIES = ("torch", "transformers", "accelerate", "gguf", "onnx", "sympy", "networkx", "ml_dtypes")
-_USAGE_ERROR = typer.BadParameter.__mro__[1]  # typer exports no name for it
-INPUT_ERRORS = (CompileError, OctavoError, OSError, _USAGE_ERROR)  # OSError: a path, a full disk, a device
+REPORT = "This is a fault of Octavo's: report it, with what DEBUG=1 adds and the files of --dump-ir DIR"
+RENAMED = {"n": "-n", "timeout_s": "--timeout"}  # other options are called as in Python, with dashes
+OPTIONS = (
+    "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "logprobs", "n", "beams",
+    "length_penalty", "timeout_s", "target", "threads", "isa", "kv_memory", "kv_blocks", "swap_memory",
+    "max_step_tokens", "max_requests", "max_context", "length",
+)  # fmt: skip
+_VALUE = re.compile(rf"({'|'.join(OPTIONS)}) ?= ?(.*)", re.DOTALL)  # a refused value
+_NAMES = re.compile(rf"\b({'|'.join(name for name in OPTIONS if '_' in name)})\b(?: ?= ?)?")
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the command says of an error. shown: lines that help to see it."""
+
+    kind: str
+    what: str
+    where: str = ""
+    todo: str = ""
+    shown: str = ""
+    code: int = BAD_INPUT
+
+    @property
+    def line(self) -> str:
+        head = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{head.removesuffix('.')}. {self.todo}." if self.todo else head
+
+    @property
+    def json(self) -> str:
+        fields = {"kind": self.kind, "what": self.what, "where": self.where, "todo": self.todo}
+        return json.dumps({"error": fields})
 
 
 def debug_level() -> int:
@@ -25,38 +57,88 @@ def debug_level() -> int:
     return int(text) if text.isdigit() else 0
 
 
-def report(error: BaseException) -> int:
-    """Print an error to stderr, with its traceback where DEBUG is set, and return the exit code."""
+def report(error: BaseException, args: Sequence[str] = ()) -> int:
+    """Say an error on stderr, with its traceback where DEBUG is set, and return the exit code.
+
+    args: the command line. With --json the error's parts go to stdout too.
+    """
+    said = say(error, args[0] if args and not args[0].startswith("-") else "")
     if debug_level():
         traceback.print_exception(error)
-    if isinstance(error, INPUT_ERRORS) or _lacks_compiler(error):
-        print(f"octavo: {describe(error)}", file=sys.stderr)
-        return BAD_INPUT
-    print(
-        f"octavo: internal error: {type(error).__name__}: {error}\n"
-        "This is a fault of Octavo's. DEBUG=1 shows where. A report with the --dump-ir files helps.",
-        file=sys.stderr,
-    )
-    return OUR_FAULT
-
-
-def _lacks_compiler(error: BaseException) -> bool:
-    """Whether a library of the `compile` extra is missing, as it is where only the runtime was installed."""
-    return isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in COMPILE_LIBRARIES
+    print(f"{_prefix()} {said.line}", file=sys.stderr)
+    if said.shown:
+        print(said.shown, file=sys.stderr)
+    if "--json" in (args[: args.index("--")] if "--" in args else args):
+        with suppress(OSError):
+            print(said.json, flush=True)
+    return said.code
 
 
 def describe(error: BaseException) -> str:
-    if isinstance(error, ModuleNotFoundError):
-        return (
-            f"this needs the Python package {error.name}. Install the compiler: pip install 'octavo[compile]'"
-        )
-    if isinstance(error, _USAGE_ERROR):
-        context: Any = getattr(error, "ctx", None)
-        path = context.command_path if context else "octavo"
-        said: str = getattr(error, "format_message")()  # noqa: B009 - of a class without a public name
-        return f"{' '.join(said.split()).removesuffix('.')}. See {path} --help."
-    if isinstance(error, OSError) and error.filename is not None:
-        return (
-            f"{error.filename}: {error.strerror or type(error).__name__}. Check the path and its permissions."
-        )
-    return str(error)
+    """The error's line."""
+    return say(error).line
+
+
+def say(error: BaseException, command: str = "") -> Said:
+    """command: the subcommand that was called."""
+    kind = type(error).__name__
+    if isinstance(error, CompilerFault):
+        return _said(kind, error.what, error.where, REPORT, error.shown, OUR_FAULT)
+    if isinstance(error, OctavoError):
+        what, where = _typed(error.what, error.where)
+        return _said(kind, what, where, _named(error.todo), getattr(error, "shown", ""))
+    if isinstance(error, UsageError):
+        return _said(kind, *usage(error, command))
+    if isinstance(error, OSError):
+        return _said(kind, *_system(error))
+    if isinstance(error, MemoryError):
+        return _said(kind, "memory ran out", "this machine", "Free some, or ask for less")
+    if isinstance(error, ModuleNotFoundError) and _is_of_the_compiler(error):
+        todo = "Install the compiler: pip install 'octavo[compile]'"
+        return _said(kind, "this Python package is needed", str(error.name), todo)
+    return _said(kind, f"{kind}: {error}", "internal error", REPORT, code=OUR_FAULT)
+
+
+def _said(
+    kind: str, what: str, where: str = "", todo: str = "", shown: str = "", code: int = BAD_INPUT
+) -> Said:
+    return Said(kind, _one_line(what), _one_line(where), _one_line(todo).removesuffix("."), shown, code)
+
+
+def _one_line(text: str) -> str:
+    """Without what a terminal would act on."""
+    joined = " ".join(text.split("\n"))
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in joined)
+
+
+def _typed(what: str, where: str) -> tuple[str, str]:
+    """A refused value under the option as it was typed."""
+    found = _VALUE.fullmatch(what)
+    return (_named(what), _named(where)) if found is None else (f"not {found[2]}", _option(found[1]))
+
+
+def _named(text: str) -> str:
+    """A text with options as they are typed: kv_memory is --kv-memory."""
+    return _NAMES.sub(lambda name: _option(name[1]) + (" " if name[0][-1] in "= " else ""), text)
+
+
+def _option(name: str) -> str:
+    return RENAMED.get(name) or f"--{name.replace('_', '-')}"
+
+
+def _system(error: OSError) -> tuple[str, str, str]:
+    """Of a path, a full disk, a device."""
+    what = error.strerror or str(error) or type(error).__name__
+    where = str(error.filename) if error.filename is not None else "this machine"
+    todo = "Free some space" if error.errno == 28 else "Check the path and its permissions"
+    return what, where, todo
+
+
+def _is_of_the_compiler(error: ModuleNotFoundError) -> bool:
+    """Whether a library of the `compile` extra is missing, as it is where only the runtime was installed."""
+    return (error.name or "").split(".")[0] in COMPILE_LIBRARIES
+
+
+def _prefix() -> str:
+    colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return "\033[1;31moctavo:\033[0m" if colour else "octavo:"

@@ -90,7 +90,7 @@ def test_help_imports_nothing_slow() -> None:
     [
         (["opt", "nowhere.ir", "-p", "dce"], "octavo: nowhere.ir: no such file"),
         (["opt", "-", "-p", "dcee"], "octavo: -p: there is no pass 'dcee'"),
-        (["opt", "-", "-p", "dce{fast=true}"], "octavo: dce: no option 'fast=true'"),
+        (["opt", "-", "-p", "dce{fast=true}"], "octavo: -p dce: no option 'fast=true'"),
         (["opt", "-", "-p", "page_kv{block=0}"], "octavo: -p: page_kv: block must be from 1"),
         (["generate", "nowhere.octavo", "hi"], "octavo: "),
         (["inspect", "README.md"], "octavo: "),
@@ -132,7 +132,7 @@ def assert_one_line(done: subprocess.CompletedProcess[str], message: str) -> Non
 )
 def test_a_number_out_of_its_range_is_refused(here: Run, command: str, option: str, value: str) -> None:
     done = here(command, "nowhere.octavo", option, value, COLUMNS="200")
-    assert done.returncode == 2 and f"Invalid value for '{option}': {value}" in done.stderr
+    assert done.returncode == 2 and done.stderr.startswith(f"octavo: {option}: {value} is not in")
 
 
 def test_a_runtime_without_the_compiler_says_what_to_install(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_runtime_without_the_compiler_says_what_to_install(tmp_path: Path) -> 
 def test_closed_streams_are_no_fault(closed: str) -> None:
     line = f"exec {sys.executable} -m compiler.cli.main opt README.md {closed}"
     done = subprocess.run(["sh", "-c", line], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and ("octavo: README.md: line 1" in done.stderr or closed == "2>&-")
+    assert done.returncode == 2 and ("octavo: README.md, line 1" in done.stderr or closed == "2>&-")
     done = subprocess.run(["sh", "-c", line.replace("README.md", "-")], cwd=ROOT, input=DEAD, text=True)
     assert done.returncode == (2 if closed == "<&-" else 0)
 
@@ -175,4 +175,4 @@ def test_opt_lists_the_passes_with_their_options(here: Run) -> None:
 )
 def test_opt_refuses_what_is_no_graph(here: Run, text: str) -> None:
     done = here("opt", "-", "-p", "dce", stdin=text)
-    assert done.returncode == 2 and done.stderr.startswith("octavo: -: ")
+    assert done.returncode == 2 and done.stderr.startswith("octavo: -")
