@@ -74,18 +74,18 @@ class ArtifactWriter:
 def check_replaceable(out: Path, force: bool) -> None:
     """Refuse to replace anything that is not an artifact."""
     if not out.parent.is_dir():
-        raise CompileError(f"{out.parent}: there is no such directory to write to. Make it first.")
+        raise CompileError("there is no such directory to write to", where=str(out.parent), todo="Make it")
     if not os.access(out.parent, os.W_OK):
-        raise CompileError(f"{out.parent}: not writable. Choose another place with -o.")
+        raise CompileError("not writable", where=str(out.parent), todo="Choose another place with -o")
     if not out.exists() and not out.is_symlink():
         return
     if out.is_symlink() or not out.is_dir():
-        raise CompileError(f"{out}: exists and is not a directory. Choose another with -o, or remove it.")
+        todo = "Choose another with -o, or remove it"
+        raise CompileError("exists and is not a directory", where=str(out), todo=todo)
     if force or is_artifact(out) or not any(out.iterdir()):
         return
-    raise CompileError(
-        f"{out}: exists and is not an engine artifact. Choose another with -o, or replace it with --force."
-    )
+    todo = "Choose another with -o, or replace it with --force"
+    raise CompileError("exists and is not an engine artifact", where=str(out), todo=todo)
 
 
 def is_artifact(path: Path) -> bool:

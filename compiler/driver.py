@@ -20,13 +20,13 @@ from compiler.importers import Imported
 from compiler.importers.model import MAX_CONTEXT
 from compiler.pipeline import Stage, pipeline, run_pipeline
 from compiler.progress import Progress
-from compiler.targets import ERRORS, Target, by_device, find_targets
-from compiler.weights import WeightError, read_as
+from compiler.refusal import OF_A_MODEL, refusal
+from compiler.targets import Target, by_device, find_targets
+from compiler.weights import read_as
 from ir.dims import evaluate, product
 from ir.graph import Graph, tensor_of
 from ir.text import print_graph
 from ir.types import DType
-from passes.base import PassError
 from passes.plan_memory import PlanMemory
 from runtime.artifact import Artifact
 from runtime.errors import ArtifactError
@@ -64,23 +64,25 @@ def compile_artifact(
         found = find_targets(targets, isa, invariant)
         with ArtifactWriter(out, force) as writer:
             return Compile(writer, found, options, progress or Progress()).run(source)
-    except (PassError, WeightError, *ERRORS) as error:
-        raise CompileError(str(error)) from error
+    except OF_A_MODEL as error:
+        raise refusal(error) from error
 
 
 def _check(options: Options) -> None:
     dtype, context = options.dtype, options.max_context
     if dtype is not None and dtype not in DTYPES:
-        raise CompileError(f"--dtype {dtype}: not an element type of weights. There are {', '.join(DTYPES)}")
+        what, todo = "not an element type of weights", f"There are {', '.join(DTYPES)}"
+        raise CompileError(what, where=f"--dtype {dtype}", todo=todo)
     if context is not None and not 1 <= context <= MAX_CONTEXT:
-        raise CompileError(f"--max-context {context}: must be from 1 to {MAX_CONTEXT}")
+        what, todo = "not a number of tokens of a context", f"Use one from 1 to {MAX_CONTEXT}"
+        raise CompileError(what, where=f"--max-context {context}", todo=todo)
     if options.block not in BLOCKS:
         sizes = ", ".join(map(str, BLOCKS))
-        raise CompileError(
-            f"--block {options.block}: not a number of tokens of a KV block. There are {sizes}"
-        )
+        what, todo = "not a number of tokens of a KV block", f"There are {sizes}"
+        raise CompileError(what, where=f"--block {options.block}", todo=todo)
     if options.check and not options.weights:
-        raise CompileError("--check runs the model, which needs its weights: leave out --no-weights")
+        what = "it runs the model, which needs its weights"
+        raise CompileError(what, where="--check", todo="Leave out --no-weights")
 
 
 class Compile:
@@ -120,8 +122,9 @@ class Compile:
         free = shutil.disk_usage(self.writer.root).free
         if free < need:
             raise CompileError(
-                f"{self.writer.out}: needs about {need / 1e6:,.0f} MB and the disk has "
-                f"{free / 1e6:,.0f} MB free. Free some, or choose another place with -o"
+                f"it takes about {need / 1e6:,.0f} MB and the disk has {free / 1e6:,.0f} MB free",
+                where=str(self.writer.out),
+                todo="Free some, or choose another place with -o",
             )
 
     def _checker(self, imported: Imported) -> Checker:
@@ -182,8 +185,9 @@ class Compile:
             Tokenizer.read(imported.tokenizer_files, imported.info.bos_token_id)
         except ArtifactError as error:
             raise CompileError(
-                f"the checkpoint's {error.where}: {error.what}. Get an undamaged copy, or remove it: prompts "
-                "are token ids then"
+                error.what,
+                where=f"{imported.info.source_path}, {error.where}",
+                todo="Get an undamaged copy, or remove it: prompts are token ids then",
             ) from error
         for name, content in imported.tokenizer_files.items():
             self.writer.write(f"tokenizer/{name}", content)
@@ -218,9 +222,10 @@ class Compile:
             checker.compare_logits(f"the compiled forward for {target}", logits)
         elif not np.isfinite(logits).all():
             raise CompileError(
-                f"{artifact.manifest.name}: the compiled forward for {target} gives logits that are not "
-                "finite. Compile with --check, which names the first pass that changes a result, or check "
-                "the checkpoint's weights"
+                f"the compiled forward for {target} gives logits that are not finite",
+                where=artifact.manifest.name,
+                todo="Check the checkpoint's weights, or compile with --check, which names the first pass "
+                "that changes a result",
             )
 
 

@@ -22,7 +22,7 @@ from ir.graph import Graph
 from ir.text import print_graph
 
 TARGETS = ("cpu", *(device.target for device in triton.DEVICES))
-ERRORS = (cpp.BuildError, cpp.CodegenError, toolchain.BuildError, triton.CodegenError)
+KNOWN = f"There are {', '.join(TARGETS)}"
 
 Report = Callable[[int, int], None]
 
@@ -152,11 +152,12 @@ def find_targets(
     wanted = list(dict.fromkeys([names] if isinstance(names, str) else names))
     for name in wanted:
         if name not in TARGETS:
-            raise CompileError(f"--target {name}: not a target. There are {', '.join(TARGETS)}")
+            raise CompileError("not a target", where=f"--target {name}", todo=KNOWN)
     if not wanted:
-        raise CompileError(f"no target is given. There are {', '.join(TARGETS)}")
+        raise CompileError("none is given", where="--target", todo=KNOWN)
     if isa is not None and "cpu" not in wanted:
-        raise CompileError("--isa: ISA levels are the target cpu's. Add --target cpu, or leave --isa out")
+        todo = "Add --target cpu, or leave --isa out"
+        raise CompileError("ISA levels are the target cpu's", where="--isa", todo=todo)
     return [
         CpuTarget(isa) if name == "cpu" else GpuTarget(triton.find_device(name), invariant) for name in wanted
     ]

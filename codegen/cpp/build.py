@@ -17,11 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from codegen.errors import BuildError as BuildError
+
 Report = Callable[[int, int], None]
-
-
-class BuildError(RuntimeError):
-    """The compiler is missing or refused the source; the message shows what it said."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,8 @@ def find_level(name: str) -> Level:
     for level in LEVELS:
         if level.name == name:
             return level
-    raise BuildError(f"there is no ISA level {name!r}. There are {', '.join(level.name for level in LEVELS)}")
+    known = ", ".join(level.name for level in LEVELS)
+    raise BuildError(f"there is no ISA level {name!r}", where="--isa", todo=f"There are {known}")
 
 
 def default_levels(*, bf16: bool) -> tuple[str, ...]:
@@ -98,9 +97,8 @@ def compiler_command(arch: str) -> tuple[list[str], bool]:
     if importlib.util.find_spec("ziglang"):
         return [sys.executable, "-m", "ziglang", "c++"], True
     what = "no C++ compiler was found" if native else f"this machine cannot build for {arch} by itself"
-    raise BuildError(
-        f"{what}. Install g++ or clang++ (for this architecture), or the Python package ziglang (for any)."
-    )
+    todo = "Install g++ or clang++ (for this architecture), or the Python package ziglang (for any)"
+    raise BuildError(what, where="--isa" if not native else "", todo=todo)
 
 
 def compiler_version(arch: str | None = None) -> str:
@@ -175,11 +173,14 @@ class _Build:
         try:
             done = subprocess.run([*self.command, *args], capture_output=True, text=True, check=False)
         except OSError as error:
-            raise BuildError(f"{self.command[0]} could not be run: {error}") from error
+            todo = "Check that CXX names a compiler that runs"
+            raise BuildError(f"it could not be run: {error}", where=self.command[0], todo=todo) from error
         if done.returncode:
             raise BuildError(
-                f"{' '.join(self.command)} could not build {what} for {self.level.name} "
-                f"(exit code {done.returncode}):\n{_first_errors(done.stderr)}"
+                f"{' '.join(self.command)} could not build {what.name} for {self.level.name} (exit code "
+                f"{done.returncode})",
+                todo="Try a newer compiler, or another ($CXX names it). If it persists, report it",
+                said=_first_errors(done.stderr),
             )
 
     def _key(self, source: Path) -> str:

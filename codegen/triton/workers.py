@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from codegen.errors import REPORT
 from codegen.triton.devices import Device
 from codegen.triton.toolchain import BuildError, environment
 
@@ -45,8 +46,9 @@ class Workers:
         self._idle.append(worker)
         if "error" in answer:
             raise BuildError(
-                f"Triton cannot build kernel {job['name']} for {self._device.target}:\n"
-                f"{_shortened(answer['error'])}"
+                f"Triton cannot build kernel {job['name']} for {self._device.target}",
+                todo=REPORT,
+                said=_shortened(answer["error"]),
             )
         return answer
 

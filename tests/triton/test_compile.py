@@ -250,10 +250,10 @@ def test_the_graph_of_shapes_alone_is_the_checkpoints(shapes: Path, engine: Path
             dict(target=["cpu", "cuda:sm_75"]),
             f"--target cuda:sm_75: not a target. There are {', '.join(TARGETS)}",
         ),
-        (dict(target=[]), "no target is given. There are cpu, cuda:sm_80"),
+        (dict(target=[]), "--target: none is given. There are cpu, cuda:sm_80"),
         (dict(target="cuda:sm_90", isa=["v3"]), "--isa: ISA levels are the target cpu's"),
-        (dict(weights=False, check=True), "--check runs the model, which needs its weights"),
-        (dict(isa=["v9"]), "there is no ISA level 'v9'"),
+        (dict(weights=False, check=True), "--check: it runs the model, which needs its weights"),
+        (dict(isa=["v9"]), "--isa: there is no ISA level 'v9'"),
     ],
 )
 def test_a_wrong_option_is_refused_before_any_work(
