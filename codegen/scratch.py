@@ -30,8 +30,8 @@ def scratch() -> Iterator[Path]:
     """A folder for temporary files, removed at the end. Raises OSError where there is no room for one."""
     remove_abandoned(Path(tempfile.gettempdir()), PREFIX)
     folder = Path(tempfile.gettempdir(), PREFIX + owner_tag())
-    folder.mkdir(mode=0o700)
     with Removed(folder):
+        folder.mkdir(mode=0o700)
         yield folder
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from compiler.explanation import Explanation
+    from compiler.preflight import Preflight
     from compiler.progress import Progress
 
 
@@ -23,6 +25,7 @@ def compile(
     weights: bool = True,
     check: bool = False,
     dump_ir: str | Path | None = None,
+    cache: bool = True,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Path:
@@ -38,8 +41,9 @@ def compile(
     CPU's always do. weights: False for shapes alone, from a directory that need only hold config.json: to
     inspect and to measure. check: run the reference interpreter before and after every pass, and against the
     compiled forward. dump_ir: a directory that gets the graph after every pass; the artifact keeps them too.
-    force: replace a directory at `out` that is not an artifact. An artifact is replaced in any case, and only
-    when the new one is whole.
+    cache: False builds every kernel anew, where else those that were built before are found by content in
+    $OCTAVO_CACHE. force: replace a directory at `out` that is not an artifact. An artifact is replaced in any
+    case, and only when the new one is whole.
 
     Raises compiler.errors.CompileError with what was wrong, where, and what to do.
     """
@@ -51,9 +55,59 @@ def compile(
         source,
         Path(out),
         target,
-        Options(dtype, max_context, block, weights, check, folder),
+        Options(dtype, max_context, block, weights, check, folder, cache),
         isa=isa,
         invariant=invariant,
         force=force,
         progress=progress,
     )
+
+
+def preflight(
+    source: Any,
+    out: str | Path,
+    *,
+    target: str | Sequence[str] = "cpu",
+    dtype: str | None = None,
+    max_context: int | None = None,
+    block: int = 16,
+    isa: Sequence[str] | None = None,
+    invariant: bool = False,
+    weights: bool = True,
+    check: bool = False,
+    cache: bool = True,
+    force: bool = False,
+) -> Preflight:
+    """What `compile` would read, write and take, from the checkpoint's headers; nothing is written.
+
+    It prints as the lines that `octavo compile` starts with; `.json` is all of it. Raises
+    compiler.errors.CompileError where a compile could not begin.
+    """
+    from compiler.driver import Options, plan_compile
+
+    options = Options(dtype, max_context, block, weights, check, None, cache)
+    return plan_compile(source, Path(out), target, options, isa=isa, invariant=invariant, force=force)
+
+
+def explain(
+    source: Any,
+    *,
+    dtype: str = "f32",
+    max_context: int | None = None,
+    block: int = 16,
+    layer: int | None = None,
+    progress: Progress | None = None,
+) -> Explanation:
+    """What the compiler recognises in a model, block by block, and the first reason if it refuses it.
+
+    source: as for compile, and besides an artifact's directory, the path of a graph's text (NAME.ir), and a
+    directory that holds no more than a config.json. dtype, block: of the KV cache, as compiled. layer: the
+    number of a layer whose ops are wanted too. The result prints as text; `.json` is all of it, and
+    `.refused` None where the model can be compiled.
+
+    Raises compiler.errors.CompileError where there is no model to explain.
+    """
+    from compiler.explanation import Asked
+    from compiler.explanation import explain as explain_source
+
+    return explain_source(source, Asked(dtype, max_context, block, layer), progress)

@@ -11,15 +11,21 @@ import errno
 import glob
 import json
 import os
-import secrets
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from codegen.scratch import is_abandoned, owner_tag
 from compiler.errors import CompileError
 from runtime.hashes import file_hash, manifest_digest
 from runtime.manifest import FORMAT, VERSION
+
+Report = Callable[[int, int], None]
+OLD = ".old"  # ends the name of what was moved aside
+TAKEN = (errno.ENOTEMPTY, errno.EEXIST)
+TRIES = 100
 
 
 class ArtifactWriter:
@@ -31,7 +37,7 @@ class ArtifactWriter:
     def __init__(self, out: Path, force: bool = False) -> None:
         self.out = Path(os.path.abspath(out))
         self.force = force
-        self.root = self.out.parent / f".{self.out.name}.partial-{os.getpid()}-{secrets.token_hex(4)}"
+        self.root = self.out.parent / f".{self.out.name}.partial-{owner_tag()}"
         check_replaceable(self.out, force)
 
     def __enter__(self) -> ArtifactWriter:
@@ -58,9 +64,12 @@ class ArtifactWriter:
         """A written file's path as the manifest spells it."""
         return path.resolve().relative_to(self.root.resolve()).as_posix()
 
-    def seal(self, manifest: dict[str, Any]) -> None:
-        """Complete the manifest with hashes and digest and write it; no file may change from here on."""
-        manifest = {"format": FORMAT, "version": VERSION, **manifest, "files": hash_files(self.root)}
+    def seal(self, manifest: dict[str, Any], report: Report = lambda done, total: None) -> None:
+        """Complete the manifest with hashes and digest and write it; no file may change from here on.
+
+        report(done, total) counts bytes.
+        """
+        manifest = {"format": FORMAT, "version": VERSION, **manifest, "files": hash_files(self.root, report)}
         manifest["digest"] = manifest_digest(manifest)
         self.write("manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
 
@@ -98,35 +107,35 @@ def is_artifact(path: Path) -> bool:
 
 
 def remove_abandoned(out: Path) -> None:
-    """Remove what killed compiles of the same artifact left behind: directories whose process is gone."""
-    for path in out.parent.glob(f".{glob.escape(out.name)}.partial-*-*"):
-        owner = path.name.rsplit("-", 2)[1]
-        if owner.isdigit() and not _is_running(int(owner)):
+    """Remove what killed compiles of the same artifact left behind, and put back what one had moved aside."""
+    prefix = f".{out.name}.partial-"
+    for path in out.parent.glob(f"{glob.escape(prefix)}*"):
+        tag = path.name.removeprefix(prefix)
+        if not is_abandoned(path, tag.removesuffix(OLD)):
+            continue
+        if tag.endswith(OLD) and not out.exists():
+            path.rename(out)
+        else:
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def replace_directory(new: Path, out: Path) -> None:
     """Move `new` to `out` in one step; what was there stays readable to those who have it open, and is
     removed. Whoever else does the same at once comes before or after.
     """
-    try:
-        os.rename(new, out)  # onto nothing, or an empty directory
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        if not _exchange(new, out):
-            return _replace_in_two_steps(new, out)
-        shutil.rmtree(new, ignore_errors=True)
+    for _ in range(TRIES):
+        try:
+            os.rename(new, out)  # onto nothing, or an empty directory
+            return
+        except OSError as error:
+            if error.errno not in TAKEN:
+                raise
+        if _exchange(new, out):
+            shutil.rmtree(new, ignore_errors=True)
+            return
+        if _replace_in_two_steps(new, out):
+            return
+    raise CompileError("it is replaced by other compiles all the time", where=str(out), todo="Try again")
 
 
 def _exchange(first: Path, second: Path) -> bool:
@@ -136,21 +145,32 @@ def _exchange(first: Path, second: Path) -> bool:
     return rename is not None and rename(here, bytes(first), here, bytes(second), exchange) == 0
 
 
-def _replace_in_two_steps(new: Path, out: Path) -> None:
-    """For an instant nothing is at `out`."""
-    old = new.with_name(new.name + ".old")
-    os.rename(out, old)
+def _replace_in_two_steps(new: Path, out: Path) -> bool:
+    """For an instant nothing is at `out`. False where another process was there in that instant."""
+    old = new.with_name(new.name + OLD)
+    try:
+        os.rename(out, old)
+    except FileNotFoundError:
+        return False
     try:
         os.rename(new, out)
-    except OSError:
+    except OSError as error:
+        if error.errno in TAKEN:
+            shutil.rmtree(old, ignore_errors=True)
+            return False
         os.rename(old, out)
         raise
     shutil.rmtree(old, ignore_errors=True)
+    return True
 
 
-def hash_files(root: Path) -> dict[str, dict[str, Any]]:
+def hash_files(root: Path, report: Report = lambda done, total: None) -> dict[str, dict[str, Any]]:
     """Bytes and hash of every file under `root` but the manifest, by relative path."""
     files = sorted(p for p in root.rglob("*") if p.is_file() and p != root / "manifest.json")
-    return {
-        f.relative_to(root).as_posix(): {"bytes": f.stat().st_size, "sha256": file_hash(f)} for f in files
-    }
+    sizes = {file: file.stat().st_size for file in files}
+    total, done, found = sum(sizes.values()), 0, dict[str, dict[str, Any]]()
+    for file, num_bytes in sizes.items():
+        sha256 = file_hash(file, lambda hashed, before=done: report(before + hashed, total))
+        found[file.relative_to(root).as_posix()] = {"bytes": num_bytes, "sha256": sha256}
+        done += num_bytes
+    return found

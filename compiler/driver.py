@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from codegen import cpp
+from codegen.cache import Cache, default_cache
 from codegen.kv_block import BLOCKS
 from compiler import importers, manifest, trial
 from compiler.artifact import ArtifactWriter
@@ -19,8 +21,11 @@ from compiler.errors import CompileError
 from compiler.importers import Imported
 from compiler.importers.model import MAX_CONTEXT
 from compiler.pipeline import Stage, pipeline, run_pipeline
-from compiler.progress import Progress
+from compiler.preflight import Preflight, preflight, refused_writes
+from compiler.progress import Progress, Stopwatch
+from compiler.rates import Rates, keep_rates, measured_rates, read_rates
 from compiler.refusal import OF_A_MODEL, refusal
+from compiler.survey import survey
 from compiler.targets import Target, by_device, find_targets
 from compiler.weights import read_as
 from ir.dims import evaluate, product
@@ -45,6 +50,7 @@ class Options:
     weights: bool = True
     check: bool = False
     dump_ir: Path | None = None
+    cache: bool = True
 
 
 def compile_artifact(
@@ -59,16 +65,86 @@ def compile_artifact(
     progress: Progress | None,
 ) -> Path:
     """See compiler.compile."""
-    _check(options)
+    told = progress or Progress()
+    with _refusals():
+        found, writer, cache = _opened(out, targets, options, isa, invariant, force)
+        flight = _preflight(source, found, options, writer.out, cache)
+        told.preflight(flight)
+        flight.check()
+        with refused_writes(flight), writer:
+            return Compile(writer, found, options, told, cache).run(source)
+
+
+def plan_compile(
+    source: Any,
+    out: Path,
+    targets: str | Sequence[str],
+    options: Options,
+    *,
+    isa: Sequence[str] | None,
+    invariant: bool,
+    force: bool,
+) -> Preflight:
+    """What compile_artifact would read, write and take; nothing is written."""
+    with _refusals():
+        found, writer, cache = _opened(out, targets, options, isa, invariant, force)
+        flight = _preflight(source, found, options, writer.out, cache)
+        if flight.survey.kind == "unknown":  # the import says what is wrong with it
+            importers.load(source, max_context=options.max_context, weights=options.weights)
+        return flight
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What a model or a tool can cause within, as a CompileError."""
     try:
-        found = find_targets(targets, isa, invariant)
-        with ArtifactWriter(out, force) as writer:
-            return Compile(writer, found, options, progress or Progress()).run(source)
+        yield
     except OF_A_MODEL as error:
         raise refusal(error) from error
 
 
-def _check(options: Options) -> None:
+def _opened(
+    out: Path,
+    targets: str | Sequence[str],
+    options: Options,
+    isa: Sequence[str] | None,
+    invariant: bool,
+    force: bool,
+) -> tuple[list[Target], ArtifactWriter, Cache]:
+    """What was asked for, checked."""
+    check_options(options)
+    try:
+        cache = default_cache() if options.cache else Cache(None)
+    except ValueError as error:
+        todo = "Give bytes, or a text like 2GiB"
+        raise CompileError(str(error), where="OCTAVO_CACHE_LIMIT", todo=todo) from error
+    return find_targets(targets, isa, invariant), ArtifactWriter(out, force), cache
+
+
+def _preflight(
+    source: Any, targets: Sequence[Target], options: Options, out: Path, cache: Cache
+) -> Preflight:
+    dtype = element_type(options, targets)
+    return preflight(
+        source,
+        survey(source, weights=options.weights),
+        out,
+        targets={target.name: target.levels(dtype) for target in targets},
+        num_kinds=len(by_device(targets)),
+        dtype=dtype,
+        max_context=options.max_context,
+        block=options.block,
+        rates=Rates() if options.check else read_rates(cache.folder),
+    )
+
+
+def element_type(options: Options, targets: Sequence[Target]) -> str:
+    """Of what linears multiply."""
+    return options.dtype or ("bf16" if all(t.prefers_bf16 for t in targets) else "f32")
+
+
+def check_options(options: Options) -> None:
+    """Raises CompileError on a value that no compile has."""
     dtype, context = options.dtype, options.max_context
     if dtype is not None and dtype not in DTYPES:
         what, todo = "not an element type of weights", f"There are {', '.join(DTYPES)}"
@@ -89,35 +165,57 @@ class Compile:
     """One compile: what its steps share, and the steps, in the order in which `run` takes them."""
 
     def __init__(
-        self, writer: ArtifactWriter, targets: Sequence[Target], options: Options, progress: Progress
+        self,
+        writer: ArtifactWriter,
+        targets: Sequence[Target],
+        options: Options,
+        progress: Progress,
+        cache: Cache | None = None,
     ) -> None:
         self.writer, self.targets, self.options, self.progress = writer, targets, options, progress
         self.kinds = by_device(targets)
-        self.dtype = options.dtype or ("bf16" if all(t.prefers_bf16 for t in targets) else "f32")
+        self.built: dict[str, tuple[int, int]] = {}  # of each target: kernels found in the cache, and built
+        self.names = [target.name for target in targets]
+        self.cache, self.watch = cache or Cache(None), Stopwatch(progress)
+        self.cache.note = progress.note
+        self.dtype = element_type(options, targets)
 
     def run(self, source: Any) -> Path:
-        self.progress.stage("import")
+        self.progress.stages(self._stages())
+        self.watch.stage("import")
         imported = importers.load(source, max_context=self.options.max_context, weights=self.options.weights)
-        self._announce(imported)
+        self._refuse_what_does_not_fit(imported)
         self._write_tokenizer(imported)
         checker = self._checker(imported) if self.options.check else None
         lowered = self._lower(imported, checker)
         self._generate(lowered)
         self._pack(imported)
         self._build()
-        self.progress.stage("hash")
-        self.writer.seal(self._manifest(imported, lowered))
+        self.watch.stage("hash")
+        self.writer.seal(self._manifest(imported, lowered), self.progress.advance)
         self._verify(checker)
-        return self.writer.publish()
+        self.watch.stop()
+        path = self.writer.publish()
+        self._keep_rates(imported, path)
+        return path
 
-    def _announce(self, imported: Imported) -> None:
-        """Say what is about to be built, and refuse early where the disk has no room for it."""
+    def _stages(self) -> list[str]:
+        """The names of those that are to come."""
+        passes = [each.name for each in pipeline(self.dtype, self.options.block, None, tuple(self.kinds))]
+        if self.options.check:
+            passes = ["check imported", *(name for each in passes for name in (each, f"check {each}"))]
+        after = {
+            "generate": self.names,
+            "pack": self.kinds if self.options.weights else (),
+            "build": self.names,
+        }
+        later = [f"{verb} {name}" for verb, names in after.items() for name in names]
+        return ["import", *passes, *later, "hash", *(f"verify {name}" for name in self.names)]
+
+    def _refuse_what_does_not_fit(self, imported: Imported) -> None:
+        """Again, by the graph: of what the source's headers do not say, it is known only now."""
         num_weights = sum(evaluate(product(tensor_of(w).shape), {}) for w in imported.graph.weights)
         num_bytes = num_weights * DType(self.dtype).size_bytes
-        self.progress.note(
-            f"{imported.info.name}: {num_weights / 1e6:,.1f} M weights, {num_bytes / 1e6:,.0f} MB at "
-            f"{self.dtype}, context {imported.info.max_context:,} -> {self.writer.out}"
-        )
         need = num_bytes * len(self.kinds) if self.options.weights else 0
         free = shutil.disk_usage(self.writer.root).free
         if free < need:
@@ -141,13 +239,13 @@ class Compile:
             self.progress.graph(stage.name, stage.graph, stage.count, stage.misses)
             self._dump(stage)
             if checker is not None:
-                self.progress.stage(f"check {stage.name}")
+                self.watch.stage(f"check {stage.name}")
                 checker.on_stage(stage)
             ran = passes[stage.index - 1] if stage.index else None
             if isinstance(ran, PlanMemory):
                 lowered[ran.device] = stage.graph
             if stage.index < len(passes):
-                self.progress.stage(passes[stage.index].name)
+                self.watch.stage(passes[stage.index].name)
 
         run_pipeline(imported.graph, passes, on_stage)
         return lowered
@@ -164,20 +262,33 @@ class Compile:
         for graph in lowered.values():
             self.progress.lowered(graph)
         for target in self.targets:
-            self.progress.stage(f"generate {target.name}")
+            self.watch.stage(f"generate {target.name}")
             target.write_graph(lowered[target.device], self.writer)
             self.progress.sources(target.generate(lowered[target.device], self.writer))
 
     def _pack(self, imported: Imported) -> None:
         for device, targets in self.kinds.items() if self.options.weights else ():
-            self.progress.stage(f"pack {device}")
+            self.watch.stage(f"pack {device}")
             path = self.writer.path(targets[0].weights)
             targets[0].pack(targets, imported.weights, path, self.progress.advance)
 
     def _build(self) -> None:
         for target in self.targets:
-            self.progress.stage(f"build {target.name}")
-            target.build(self.writer, self.progress.advance)
+            self.watch.stage(f"build {target.name}")
+            before = self.cache.hits, self.cache.misses
+            target.build(self.writer, self.progress.advance, self.cache)
+            hits, misses = self.cache.hits - before[0], self.cache.misses - before[1]
+            self.built[target.name] = hits, misses
+            if hits:
+                self.progress.note(f"  build {target.name}: {hits} of {hits + misses} kernels from the cache")
+
+    def _keep_rates(self, imported: Imported, path: Path) -> None:
+        """For the estimates of later compiles on this machine."""
+        if self.options.weights and not self.options.check:
+            num_bytes = sum((path / targets[0].weights).stat().st_size for targets in self.kinds.values())
+            tensors, kind = len(imported.graph.weights), f"{imported.info.source_kind}, {self.dtype}"
+            measured = measured_rates(self.watch.cpu_s, kind, num_bytes, tensors, self.built)
+            keep_rates(self.cache.folder, measured)
 
     def _write_tokenizer(self, imported: Imported) -> None:
         """Copy the checkpoint's tokenizer, if the runtime can read it."""
@@ -208,7 +319,7 @@ class Compile:
         """Run each compiled forward as the runtime will; with --check compare it with the interpreter."""
         artifact = trial.open_sealed(self.writer.root)
         for target in self.targets:
-            self.progress.stage(f"verify {target.name}")
+            self.watch.stage(f"verify {target.name}")
             if self.options.weights:
                 self._try(target.name, artifact, checker)
 

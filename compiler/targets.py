@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from codegen import cpp, triton
+from codegen.cache import Cache
 from codegen.evaluate import Reader
 from codegen.triton import build as gpu_build
 from codegen.triton import toolchain
@@ -45,6 +46,10 @@ class Target(ABC):
     def weights(self) -> str:
         return f"weights/{self.device}.safetensors"
 
+    def levels(self, dtype: str) -> Sequence[str]:
+        """The ISA levels that it will be built for, known before there is a graph; none: it has no levels."""
+        return ()
+
     def write_graph(self, graph: Graph, writer: ArtifactWriter) -> None:
         writer.write(f"{self.folder}/graph.ir", print_graph(graph))
 
@@ -57,8 +62,8 @@ class Target(ABC):
         """Write the packed weights of targets of this kind, this one among them, once for all."""
 
     @abstractmethod
-    def build(self, writer: ArtifactWriter, report: Report) -> None:
-        """Build the binaries. Raises the kind's BuildError."""
+    def build(self, writer: ArtifactWriter, report: Report, cache: Cache) -> None:
+        """Build the binaries, or find them in the cache. Raises the kind's BuildError."""
 
     @abstractmethod
     def entry(self, *, weights: bool) -> dict[str, Any]:
@@ -86,6 +91,9 @@ class CpuTarget(Target):
             cpp.find_level(level)
         self._isa = isa
 
+    def levels(self, dtype: str) -> Sequence[str]:
+        return cpp.default_levels(bf16=dtype == "bf16") if self._isa is None else self._isa
+
     def generate(self, graph: Graph, writer: ArtifactWriter) -> Mapping[str, str]:
         self.generated = cpp.generate(graph)
         for name, text in self.generated.sources.items():
@@ -96,9 +104,9 @@ class CpuTarget(Target):
     def pack(self, sharing: Sequence[Target], reader: Reader, path: Path, report: Report) -> None:
         cpp.pack(self.generated, reader, path, report)
 
-    def build(self, writer: ArtifactWriter, report: Report) -> None:
+    def build(self, writer: ArtifactWriter, report: Report, cache: Cache) -> None:
         levels = self.generated.default_levels if self._isa is None else self._isa
-        self._kernels = cpp.build(writer.path(f"{self.folder}/kernels"), levels, report)
+        self._kernels = cpp.build(writer.path(f"{self.folder}/kernels"), levels, report, cache)
 
     def entry(self, *, weights: bool) -> dict[str, Any]:
         kernels = [manifest.kernel_entry(kernel, f"{self.folder}/kernels") for kernel in self._kernels]
@@ -127,9 +135,9 @@ class GpuTarget(Target):
         generated = [target.generated for target in sharing if isinstance(target, GpuTarget)]
         triton.pack(generated, reader, path, report)
 
-    def build(self, writer: ArtifactWriter, report: Report) -> None:
+    def build(self, writer: ArtifactWriter, report: Report, cache: Cache) -> None:
         folder = writer.root / self.folder
-        built = gpu_build.build_kernels(folder, self.generated.kernels, self._device, report)
+        built = gpu_build.build_kernels(folder, self.generated.kernels, self._device, report, cache=cache)
         content = json.dumps(gpu_build.kernels_json(built, self._device), indent=1)
         writer.write(f"{self.folder}/kernels.json", content + "\n")
 

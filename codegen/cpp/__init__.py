@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from codegen.cache import Cache
 from codegen.cpp.build import (
     LEVELS,
     BuildError,
@@ -80,9 +81,14 @@ def pack(generated: Generated, reader: Reader, path: Path, progress: Report = _s
     pack_weights(generated.graph, generated.weights, reader, path, progress)
 
 
-def build(directory: Path, levels: Sequence[str], progress: Report = _silent) -> list[Kernel]:
-    """Build a directory's sources for each ISA level. Raises BuildError with the compiler's message."""
-    return build_levels(directory, levels, progress)
+def build(
+    directory: Path, levels: Sequence[str], progress: Report = _silent, cache: Cache | None = None
+) -> list[Kernel]:
+    """Build a directory's sources for each ISA level. Raises BuildError with the compiler's message.
+
+    progress(done, total) counts objects. cache: where they are kept; default default_cache().
+    """
+    return build_levels(directory, levels, progress, cache)
 
 
 __all__ = [

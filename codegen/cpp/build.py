@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import functools
 import hashlib
 import importlib.util
 import os
@@ -10,14 +12,15 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
-import uuid
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
+from codegen.cache import Cache, default_cache
 from codegen.errors import BuildError as BuildError
+from codegen.scratch import scratch
+from codegen.tools import Tools
 
 Report = Callable[[int, int], None]
 
@@ -104,61 +107,68 @@ def compiler_command(arch: str) -> tuple[list[str], bool]:
 def compiler_version(arch: str | None = None) -> str:
     """The first line of the compiler's own version, for the manifest."""
     command, zig = compiler_command(arch or _host_arch())
+    return ("zig " if zig else "") + _said_version(*command)
+
+
+@functools.cache
+def _said_version(*command: str) -> str:
     done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
-    return ("zig " if zig else "") + (done.stdout.splitlines() or ["unknown"])[0]
+    return (done.stdout.splitlines() or ["unknown"])[0]
 
 
 def _host_arch() -> str:
     return {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
 
 
-def build_levels(directory: Path, levels: Sequence[str], report: Report) -> list[Kernel]:
+def build_levels(
+    directory: Path, levels: Sequence[str], report: Report, cache: Cache | None = None
+) -> list[Kernel]:
     """Build a directory's *.cpp into a library for each level; kernels come in order of preference.
 
-    All objects are built in parallel. With $OCTAVO_CACHE they are kept there by content, and found again.
+    All objects are built in parallel; those that were built before are found in the cache, by content. report
+    counts objects. What goes wrong, or interrupts it, ends the compilers too. Raises BuildError.
     """
+    kept = default_cache() if cache is None else cache
     chosen = [level for level in LEVELS if level.name in {find_level(n).name for n in levels}]
-    sources = sorted(
-        directory.glob("*.cpp"), reverse=True
-    )  # forward.cpp, the longest to build, before common.cpp
-    done = 0
-    kernels: list[Kernel] = []
-    with (
-        tempfile.TemporaryDirectory(prefix="octavo-") as objects,
-        ThreadPoolExecutor(max(1, min(len(chosen) * len(sources), os.cpu_count() or 1))) as pool,
-    ):
-        builds = [_Build(directory, Path(objects), level) for level in chosen]
-        compiled = [[pool.submit(build.compile, source) for source in sources] for build in builds]
-        for build, parts in zip(builds, compiled, strict=True):
-            kernels.append(build.link([part.result() for part in parts]))
-            done += 1
-            report(done, len(chosen))
+    # forward.cpp, the longest to build, comes before common.cpp
+    sources = sorted(directory.glob("*.cpp"), reverse=True)
+    jobs = max(1, min(len(chosen) * len(sources), len(os.sched_getaffinity(0))))
+    with scratch() as folder, ThreadPoolExecutor(jobs) as pool, Tools(folder) as tools:
+        builds = [_Build(directory, folder, level, tools, kept) for level in chosen]
+        parts = [[pool.submit(build.compile, source) for source in sources] for build in builds]
+        flat = [part for each in parts for part in each]
+        for done, part in enumerate(as_completed(flat), 1):
+            part.result()
+            report(done, len(flat))
+        linked = [
+            pool.submit(build.link, [part.result() for part in each])
+            for build, each in zip(builds, parts, strict=True)
+        ]
+        kernels = [library.result() for library in linked]
+    kept.prune()
     return kernels
 
 
 class _Build:
     """One level's library: its objects, and how they are built."""
 
-    def __init__(self, directory: Path, objects: Path, level: Level) -> None:
+    def __init__(self, directory: Path, objects: Path, level: Level, tools: Tools, cache: Cache) -> None:
         self.directory, self.objects, self.level = directory, objects, level
+        self.tools, self.cache = tools, cache
         self.command, zig = compiler_command(level.arch)
         self.flags = (*_zig_flags(level), *_portable(FLAGS)) if zig else (*level.flags, *FLAGS)
+        self.made_by = compiler_version(level.arch), *platform.libc_ver(), *_search_paths()
 
     def compile(self, source: Path) -> Path:
-        """The object of a source file; from $OCTAVO_CACHE if it has been built before."""
-        cache = os.environ.get("OCTAVO_CACHE")
-        if not cache:
-            return self._compile(source, self.objects / f"{source.stem}.{self.level.name}.o")
-        kept = Path(cache) / f"{self._key(source)}.o"
-        if not kept.is_file():
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            made = self._compile(source, kept.with_suffix(f".{uuid.uuid4().hex}"))
-            made.replace(kept)  # at once: another process may want it too
-        return kept
-
-    def _compile(self, source: Path, out: Path) -> Path:
+        """The object of a source file; from the cache if it has been built before."""
+        out, key = self.objects / f"{source.stem}.{self.level.name}.o", self._key(source)
+        found = self.cache.get("objects", key)
+        if found is not None:
+            out.write_bytes(found)
+            return out
         flags = [flag for flag in self.flags if flag not in LINK_FLAGS]
         self._run(source, [*flags, "-c", str(source), "-o", str(out)])
+        self.cache.put("objects", key, out.read_bytes())
         return out
 
     def link(self, objects: Sequence[Path]) -> Kernel:
@@ -171,25 +181,37 @@ class _Build:
 
     def _run(self, what: Path, args: Sequence[str]) -> None:
         try:
-            done = subprocess.run([*self.command, *args], capture_output=True, text=True, check=False)
+            code, said = self.tools.run([*self.command, *args])
         except OSError as error:
             todo = "Check that CXX names a compiler that runs"
             raise BuildError(f"it could not be run: {error}", where=self.command[0], todo=todo) from error
-        if done.returncode:
+        if code and os.strerror(errno.ENOSPC) in said:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(_full(self.objects, what)))
+        if code:
             raise BuildError(
                 f"{' '.join(self.command)} could not build {what.name} for {self.level.name} (exit code "
-                f"{done.returncode})",
+                f"{code})",
                 todo="Try a newer compiler, or another ($CXX names it). If it persists, report it",
-                said=_first_errors(done.stderr),
+                said=_first_errors(said),
             )
 
     def _key(self, source: Path) -> str:
         """Of all that decides an object: compiler, flags, and the text of the source and of every header."""
-        found = hashlib.sha256(repr((self.command, compiler_version(self.level.arch), self.flags)).encode())
+        found = hashlib.sha256(repr((self.command, self.made_by, self.flags)).encode())
         for path in (source, *sorted(self.directory.glob("*.h"))):
             content = path.read_bytes()
             found.update(f"\n{path.name} {len(content)}\n".encode() + content)
         return found.hexdigest()
+
+
+def _search_paths() -> list[str | None]:
+    """What g++ and clang++ read of the environment that decides which headers and tools they take."""
+    return [os.environ.get(n) for n in ("CPATH", "CPLUS_INCLUDE_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX")]
+
+
+def _full(temporary: Path, what: Path) -> Path:
+    """Of the two folders that a compiler writes to the one with less room."""
+    return min(temporary, what.parent, key=lambda folder: shutil.disk_usage(folder).free)
 
 
 def _zig_flags(level: Level) -> tuple[str, ...]:

@@ -11,15 +11,16 @@ import base64
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from codegen.cache import Cache, default_cache
 from codegen.errors import REPORT
+from codegen.scratch import scratch
+from codegen.tools import Tools
 from codegen.triton.devices import Device
 from codegen.triton.launch import Kernel
 from codegen.triton.resources import Resources, occupancy, of_amdgcn, of_cubin
@@ -65,19 +66,21 @@ def build_kernels(
     device: Device,
     report: Report = lambda done, total: None,
     *,
-    cache: Path | None = None,
+    cache: Cache | None = None,
     fewer_stages: bool = False,
 ) -> list[BuiltKernel]:
     """Build kernels of DIRECTORY/kernels/kernels.py into DIRECTORY/kernels/, a file each.
 
-    cache: where binaries are kept; default cache_folder(). fewer_stages: where a kernel's shared memory does
+    cache: where binaries are kept; default default_cache(). fewer_stages: where a kernel's shared memory does
     not fit the device, buffer fewer stages of its loops until it does.
     Raises BuildError naming the kernel that cannot be built.
     """
     if device.interpreted:
         return [BuiltKernel(kernel, kernel.function, None) for kernel in kernels]
-    builder = _Builder(directory, device, cache or cache_folder(), fewer_stages)
-    return builder.build(kernels, report)
+    kept = default_cache() if cache is None else cache
+    built = _Builder(directory, device, kept, fewer_stages).build(kernels, report)
+    kept.prune()
+    return built
 
 
 def kernels_json(built: Sequence[BuiltKernel], device: Device) -> dict[str, Any]:
@@ -87,19 +90,8 @@ def kernels_json(built: Sequence[BuiltKernel], device: Device) -> dict[str, Any]
     return {"target": device.target, "source": SOURCE, "made_by": made_by, "kernels": kernels}
 
 
-def cache_folder() -> Path | None:
-    """$OCTAVO_CACHE/kernels, by default in the user's cache folder; None for a user without a home."""
-    if given := os.environ.get("OCTAVO_CACHE"):
-        return Path(given) / "kernels"
-    try:
-        user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    except RuntimeError:
-        return None
-    return Path(user) / "octavo/kernels"
-
-
 class _Builder:
-    def __init__(self, directory: Path, device: Device, cache: Path | None, fewer_stages: bool) -> None:
+    def __init__(self, directory: Path, device: Device, cache: Cache, fewer_stages: bool) -> None:
         self.directory, self.device, self.fewer_stages = directory, device, fewer_stages
         self.source = directory / SOURCE
         self._texts = _closures(self.source.read_text())
@@ -109,15 +101,12 @@ class _Builder:
     def build(self, kernels: Sequence[Kernel], report: Report) -> list[BuiltKernel]:
         count = min(len(kernels), 16, len(os.sched_getaffinity(0)))
         found: dict[Kernel, BuiltKernel] = {}
-        with ThreadPoolExecutor(max(1, count)) as pool, Workers(self.source, self.device) as workers:
+        with scratch() as folder, ThreadPoolExecutor(max(1, count)) as pool, Tools(folder) as tools:
+            workers = Workers(self.source, self.device, tools)
             futures = {pool.submit(self._built, kernel, workers): kernel for kernel in kernels}
-            try:
-                for done, future in enumerate(as_completed(futures), 1):
-                    found[futures[future]] = future.result()
-                    report(done, len(kernels))
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+            for done, future in enumerate(as_completed(futures), 1):
+                found[futures[future]] = future.result()
+                report(done, len(kernels))
         return [found[kernel] for kernel in kernels]
 
     def _built(self, kernel: Kernel, workers: Workers) -> BuiltKernel:
@@ -142,19 +131,12 @@ class _Builder:
 
     def _answer(self, kernel: Kernel, workers: Workers) -> dict[str, Any]:
         """From the cache, or of a worker."""
-        if self._cache is None:
-            return _measured(workers.build(asdict(kernel)))
-        place = self._cache / f"{self._key(kernel)}.json"
-        found = _kept(place)
-        if found is not None:
-            return found
-        answer = _measured(workers.build(asdict(kernel)))
-        with suppress(OSError):  # the cache only saves time
-            place.parent.mkdir(parents=True, exist_ok=True)
-            partial = place.with_suffix(f".{secrets.token_hex(4)}")
-            partial.write_text(json.dumps(answer))
-            partial.replace(place)
-        return answer
+        key = self._key(kernel)
+        found = _kept(self._cache.get("kernels", key))
+        if found is None:
+            found = _measured(workers.build(asdict(kernel)))
+            self._cache.put("kernels", key, json.dumps(found).encode())
+        return found
 
     def _key(self, kernel: Kernel) -> str:
         """Of everything that the binary depends on."""
@@ -164,12 +146,12 @@ class _Builder:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _kept(place: Path) -> dict[str, Any] | None:
-    """A file of the cache, if it holds what `_measured` returned."""
+def _kept(content: bytes | None) -> dict[str, Any] | None:
+    """What the cache holds, if it is what `_measured` returned."""
     try:
-        found = json.loads(place.read_text())
+        found = json.loads(content or b"")
         whole = found.keys() == _ANSWER and base64.b64decode(found["binary"]).startswith(b"\x7fELF")
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return None
     return found if whole else None
 

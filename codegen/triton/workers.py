@@ -8,10 +8,10 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from codegen.errors import REPORT
+from codegen.tools import Tools
 from codegen.triton.devices import Device
 from codegen.triton.toolchain import BuildError, environment
 
@@ -21,23 +21,11 @@ MOST_LINES = 12  # of an error
 
 
 class Workers:
-    """As many processes as there are callers at once. A context; leaving it ends them."""
+    """As many processes as there are callers at once, which end with `tools`."""
 
-    def __init__(self, source: Path, device: Device) -> None:
-        self._source, self._device = source, device
-        self._folder = tempfile.TemporaryDirectory(prefix="octavo-", ignore_cleanup_errors=True)
-        self._all: list[_Worker] = []
+    def __init__(self, source: Path, device: Device, tools: Tools) -> None:
+        self._source, self._device, self._tools = source, device, tools
         self._idle: list[_Worker] = []
-
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for worker in self._all:
-            worker.end()
-        self._folder.cleanup()
 
     def build(self, job: dict[str, Any]) -> dict[str, Any]:
         """What `worker` answers. Raises BuildError naming the kernel."""
@@ -56,19 +44,17 @@ class Workers:
         try:
             return self._idle.pop()
         except IndexError:
-            worker = _Worker(self._source, self._device, Path(self._folder.name))
-            self._all.append(worker)
-            return worker
+            return _Worker(self._source, self._device, self._tools)
 
 
 class _Worker:
-    def __init__(self, source: Path, device: Device, folder: Path) -> None:
-        self._log: IO[bytes] = tempfile.TemporaryFile(dir=folder)
+    def __init__(self, source: Path, device: Device, tools: Tools) -> None:
+        self._log: IO[bytes] = tempfile.TemporaryFile(dir=tools.folder)
         args = [str(source), device.backend, device.arch, str(device.warp_size)]
-        self._process = subprocess.Popen(
+        self._process = tools.start(
             [sys.executable, "-P", str(WORKER), *args],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True,
-            env=_environment(device, folder),
+            env=_environment(device, tools.folder),
         )  # fmt: skip
 
     def ask(self, job: dict[str, Any]) -> dict[str, Any]:
@@ -88,16 +74,11 @@ class _Worker:
         printed = self._log.read().decode(errors="replace").splitlines()[-MOST_LINES:]
         return "\n".join([f"the compiler ended with code {code}", *printed])
 
-    def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._log.close()
-
 
 def _environment(device: Device, folder: Path) -> dict[str, str]:
     """Ours without what sets Triton, and with what its binaries are made under."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(CLEARED)}
-    return kept | environment(device.backend, device.arch, folder)
+    return kept | {"TMPDIR": str(folder)} | environment(device.backend, device.arch, folder)
 
 
 def _shortened(text: str) -> str:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-import signal
-import time
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from compiler.cli.errors import debug_level
-from compiler.progress import Progress
+from compiler.cli.interrupts import Interrupts
+from compiler.cli.terminal import Terminal
 
-if TYPE_CHECKING:
-    from ir.graph import Graph
-    from ir.rewrite import Miss
+INTERRUPTED = 130
 
 
 def command(
@@ -77,7 +73,16 @@ def command(
     force: Annotated[
         bool, typer.Option("--force", help="Replace a directory that is not an artifact.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be read, written and taken, and stop.")
+    ] = False,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Build every kernel anew, and keep none.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout at the end.")
+    ] = False,
 ) -> None:
     """Compile a checkpoint into an engine artifact.
 
@@ -87,106 +92,67 @@ def command(
 
     octavo compile ./model -o model.octavo --dtype bf16 --target cpu --target cuda:sm_90
 
+    octavo compile ./model -o model.octavo --dry-run
+
     octavo compile ./config -o shapes.octavo --no-weights --target cuda:sm_90
 
     octavo compile ./model -o model.octavo --check --dump-ir stages
+
+    Ctrl-C leaves nothing half-written: what was at -o before is there still. Kernels that were built before,
+    for this model or for another, are found by content in $OCTAVO_CACHE (~/.cache/octavo), of which
+    $OCTAVO_CACHE_LIMIT (2GiB) is kept. DEBUG=1 shows each pass, 2 the final IR, 3 the IR after each pass, 4
+    the generated source, 5 why patterns missed.
     """
     import compiler
 
-    shown = Terminal()
-    with _terminated_like_interrupted(), shown:
-        path = compiler.compile(
-            source,
-            out,
-            target=target or "cpu",
-            dtype=dtype,
-            max_context=max_context,
-            block=block,
-            isa=None if isa is None else [level.strip() for level in isa.split(",")],
-            invariant=invariant,
-            weights=not no_weights,
-            check=check,
-            dump_ir=dump_ir,
-            force=force,
-            progress=shown,
-        )
+    asked: dict[str, Any] = {
+        "target": target or "cpu",
+        "dtype": dtype,
+        "max_context": max_context,
+        "block": block,
+        "isa": None if isa is None else [level.strip() for level in isa.split(",")],
+        "invariant": invariant,
+        "weights": not no_weights,
+        "check": check,
+        "cache": not no_cache,
+        "force": force,
+    }
+    if dry_run:
+        found = compiler.preflight(source, out, **asked)
+        print(json.dumps(found.json) if as_json else found)
+        return
+    with interrupted_whole(dump_ir) as interrupts, Terminal(quiet=quiet, check=interrupts.check) as shown:
+        path = compiler.compile(source, out, dump_ir=dump_ir, progress=shown, **asked)
+    _print_result(path, shown, as_json, quiet)
+
+
+def _print_result(path: Path, shown: Terminal, as_json: bool, quiet: bool) -> None:
     num_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     seconds = {name: round(s, 3) for name, s in shown.seconds.items()}
     if as_json:
-        print(json.dumps({"artifact": str(path), "bytes": num_bytes, "seconds": seconds}))
-    else:
+        found = {"artifact": str(path), "bytes": num_bytes, "seconds": seconds}
+        print(json.dumps(found | {"preflight": shown.found.json if shown.found else None}))
+    elif not quiet:
         print(f"{path}: {num_bytes / 1e6:,.0f} MB in {sum(seconds.values()):.1f} s")
 
 
 @contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """Within it, SIGTERM raises KeyboardInterrupt, so that it too removes what was half written."""
+def interrupted_whole(dump_ir: Path | None) -> Iterator[Interrupts]:
+    """Within it a signal ends the command, with nothing half-written, a line and exit code 130."""
+    from codegen.scratch import Removed
+    from codegen.tools import Tools
+    from compiler.artifact import ArtifactWriter
 
-    def interrupt(signum: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-class Terminal(Progress):
-    """Progress on stderr: the running stage on a terminal, a line per slow stage, and DEBUG's levels."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._debug = debug_level()
-        self._console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
-        self._status = self._console.status("")
-        self._stage = ""
-        self._started = 0.0
-
-    def __enter__(self) -> Terminal:
-        self._status.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._end()
-        self._status.stop()
-
-    def note(self, text: str) -> None:
-        self._console.print(text)
-
-    def stage(self, name: str) -> None:
-        self._end()
-        self._stage, self._started = name, time.perf_counter()
-        self._status.update(name)
-
-    def advance(self, done: int, total: int) -> None:
-        self._status.update(f"{self._stage} {done}/{total}")
-
-    def graph(self, name: str, graph: Graph, count: int, misses: Sequence[Miss]) -> None:
-        from ir.text import print_graph
-
-        if self._debug >= 3:
-            self._console.print(f"// after {name}\n{print_graph(graph)}")
-        if self._debug >= 1:
-            self._console.print(f"{name}: {count} changes, {len(graph.ops)} ops")
-        for miss in misses if self._debug >= 5 else ():
-            self._console.print(f"  {name} missed: {miss}")
-
-    def lowered(self, graph: Graph) -> None:
-        from ir.text import print_graph
-
-        if self._debug == 2:
-            self._console.print(print_graph(graph))
-
-    def sources(self, files: Mapping[str, str]) -> None:
-        for name, text in files.items() if self._debug >= 4 else ():
-            self._console.print(f"// {name}\n{text}")
-
-    def _end(self) -> None:
-        if not self._stage:
-            return
-        took = time.perf_counter() - self._started
-        self.seconds[self._stage] = self.seconds.get(self._stage, 0.0) + took
-        if self._debug >= 1 or took >= 1.0:
-            self._console.print(f"  {self._stage:20} {took:6.1f} s")
-        self._stage = ""
+    whole = (
+        ArtifactWriter.__enter__, ArtifactWriter.__exit__, ArtifactWriter.publish, Removed.__exit__,
+        Tools.__exit__,
+    )  # fmt: skip
+    with Interrupts(tuple(function.__code__ for function in whole)) as interrupts:
+        try:
+            yield interrupts
+        except BaseException as error:
+            if interrupts.signum is None and not isinstance(error, KeyboardInterrupt):
+                raise
+            besides = f" but the stages in {dump_ir}" if dump_ir is not None and dump_ir.is_dir() else ""
+            print(f"octavo: interrupted; nothing was written{besides}", file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from error

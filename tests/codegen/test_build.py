@@ -61,7 +61,9 @@ def test_an_object_is_built_again_only_if_something_it_is_made_of_changed(
         )
         monkeypatch.setattr(sys.modules["codegen.cpp.build"], "FLAGS", (*FLAGS, *flags))
         (kernel,) = cpp.build(write(directory, source), [name])
-        found.append((ctypes.CDLL(str(directory / kernel.file)).f(), len(list(cache.iterdir()))))
+        found.append(
+            (ctypes.CDLL(str(directory / kernel.file)).f(), len(list((cache / "objects").iterdir())))
+        )
     assert found == [(1, 1), (1, 1), (2, 2), (2, 3), (1, 4), (1, 4)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -12,10 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from codegen import triton
+from codegen.cache import Cache
 from codegen.triton import find_device
 from codegen.triton.build import BuiltKernel, build_kernels, kernels_json
 from codegen.triton.devices import Device
@@ -75,7 +78,7 @@ def build(
 ) -> list[BuiltKernel]:
     (directory / "kernels").mkdir(parents=True)
     (directory / "kernels/kernels.py").write_text(source)
-    return build_kernels(directory, kernels, device, cache=cache)
+    return build_kernels(directory, kernels, device, cache=Cache(cache))
 
 
 @dataclass(frozen=True)
@@ -165,24 +168,34 @@ def test_a_moved_function_compiles_to_the_same_binary(tmp_path: Path, cold: Call
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda text: text[:100],
-        lambda text: "[]",
-        lambda text: "{}",
-        lambda text: "[" * 10**5,
-        lambda text: json.dumps(json.loads(text) | {"binary": 3}),
-        lambda text: json.dumps(json.loads(text) | {"binary": "AAAA"}),
+        lambda kept: kept[:100],
+        lambda kept: b"[]",
+        lambda kept: kept[:-9] + b"?" + kept[-8:],  # of the text in it
+        lambda kept: put(b"{}"),
+        lambda kept: put(b"[" * 10**5),
+        lambda kept: put(json.dumps(read(kept) | {"binary": 3}).encode()),
+        lambda kept: put(json.dumps(read(kept) | {"binary": "AAAA"}).encode()),
     ],
 )
 def test_a_damaged_cache_is_built_over(
-    tmp_path: Path, cold: Callable[[str], Cold], damage: Callable[[str], str]
+    tmp_path: Path, cold: Callable[[str], Cold], damage: Callable[[bytes], bytes]
 ) -> None:
-    first = cold("cuda:sm_90")
+    first, kept = cold("cuda:sm_90"), tmp_path / "cache/kernels"
     shutil.copytree(first.cache, tmp_path / "cache")
-    whole = {entry.name: entry.read_text() for entry in (tmp_path / "cache").iterdir()}
-    for name, text in whole.items():
-        (tmp_path / "cache" / name).write_text(damage(text))
+    whole = {entry.name: entry.read_bytes() for entry in kept.iterdir()}
+    for name, content in whole.items():
+        (kept / name).write_bytes(damage(content))
     assert build(tmp_path / "out", [ADD], first.device, tmp_path / "cache") == first.built[1:]
-    assert sum((tmp_path / "cache" / name).read_text() == text for name, text in whole.items()) == 1
+    assert sum((kept / name).read_bytes() == content for name, content in whole.items()) == 1
+
+
+def put(content: bytes) -> bytes:
+    """A file of the cache that holds this."""
+    return b"octavo-cache 1 " + hashlib.sha256(content).hexdigest().encode() + b"\n" + content
+
+
+def read(kept: bytes) -> dict[str, Any]:
+    return json.loads(kept.partition(b"\n")[2])
 
 
 def test_a_user_without_a_home_builds_without_a_cache(
