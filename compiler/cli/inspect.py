@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 import runtime
 from compiler.cli.options import KvBlocks, KvMemory, MaxRequests, MaxStepTokens, SwapMemory, given
 from compiler.errors import CompileError
+from compiler.inspect.stages import TODO, StageFile, count_ops, find_stage, stages
+from compiler.inspect.summary import show, summary
 from runtime.artifact import Artifact
 
 
@@ -21,8 +21,32 @@ def command(
     target: Annotated[
         str | None, typer.Option(help="Of the targets that it was compiled for, the one to show.")
     ] = None,
+    list_stages: Annotated[
+        bool, typer.Option("--stages", help="List the stages: the graph after each pass, and each target's.")
+    ] = False,
     ir: Annotated[
-        str | None, typer.Option("--ir", help="Print a stage's graph: 'graph' is what the kernels run.")
+        str | None,
+        typer.Option(
+            "--ir",
+            help="Print a stage's graph, by number, name or pass: 'graph' is what the kernels run.",
+            metavar="STAGE",
+        ),
+    ] = None,
+    diff: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            "--diff",
+            help="What differs between two stages, by layer: ops removed, added and changed.",
+            metavar="STAGE STAGE",
+        ),
+    ] = None,
+    graph: Annotated[
+        Path | None,
+        typer.Option(
+            "--graph",
+            help="Write the graph of --ir's stage, or 'graph', for other tools: FILE.dot or FILE.graphml.",
+            metavar="FILE",
+        ),
     ] = None,
     kernels: Annotated[
         bool,
@@ -33,7 +57,8 @@ def command(
         ),
     ] = False,
     requests: Annotated[
-        int | None, typer.Option(help="With --kernels: requests in the step. Default 16.", min=1, max=2**16)
+        int | None,
+        typer.Option(help="With --kernels: requests in the step. Default 16.", min=1, max=2**16),
     ] = None,
     context: Annotated[
         int | None, typer.Option(help="Cached tokens of each before it. Default 2048.", min=0)
@@ -60,7 +85,7 @@ def command(
         typer.Option(help="With --memory: how many requests of so many tokens fit at once. Repeatable."),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object; of --kernels, a list.")
+        bool, typer.Option("--json", help="Print one JSON object; of --kernels and --stages, a list.")
     ] = False,
 ) -> None:
     """Say what an artifact holds, what it needs, and how many bytes everything takes.
@@ -68,6 +93,10 @@ def command(
     octavo inspect model.octavo
 
     octavo inspect model.octavo --ir graph
+
+    octavo inspect model.octavo --diff 06 fuse_norm
+
+    octavo inspect model.octavo --ir 12 --graph paged.dot
 
     octavo inspect model.octavo --kernels --target cuda:sm_90
 
@@ -82,22 +111,39 @@ def command(
         max_step_tokens=max_step_tokens,
         max_requests=max_requests,
     )
+    _one_view(memory, list_stages, diff, graph, kernels)
+    if ir is not None and any((memory, list_stages, diff, kernels)):
+        raise CompileError("goes with --graph alone", where="--ir", todo="Leave one of the options out")
     if memory:
         _memory(engine, target, options, length or [], as_json)
         return
     for name in (*options, *given(length=length)):
-        raise CompileError(f"--{name.replace('_', '-')}: goes with --memory. Add it")
+        raise CompileError("goes with --memory", where=f"--{name.replace('_', '-')}", todo="Add --memory")
     artifact = Artifact.open(engine, verify="fast")
     if target is not None:
         artifact.target(target)  # it must be there
-    if ir is not None:
-        print(_stage(artifact, ir, target), end="")
+    step = (requests, context, tokens)
+    if list_stages:
+        _list_stages(artifact, target, as_json)
+    elif diff is not None:
+        _diff(artifact, [find_stage(artifact, name, target) for name in diff], as_json)
+    elif graph is not None:
+        _graph(artifact, find_stage(artifact, ir or "graph", target), graph, as_json)
+    elif ir is not None:
+        _ir(artifact, find_stage(artifact, ir, target), as_json)
     elif kernels:
-        _kernels(artifact, target, (requests, context, tokens), as_json)
+        _kernels(artifact, target, step, as_json)
     elif as_json:
         print(json.dumps(summary(artifact)))
     else:
-        _show(artifact)
+        show(artifact)
+
+
+def _one_view(*asked: object) -> None:
+    names = ("--memory", "--stages", "--diff", "--graph", "--kernels")
+    chosen = [name for name, value in zip(names, asked, strict=True) if value]
+    if len(chosen) > 1:
+        raise CompileError("show different things", where=" and ".join(chosen), todo="Give one of them")
 
 
 def _memory(
@@ -107,10 +153,61 @@ def _memory(
     print(json.dumps(plan.as_json(lengths)) if as_json else plan.text(lengths))
 
 
+def _list_stages(artifact: Artifact, target: str | None, as_json: bool) -> None:
+    found = [(stage.name, count_ops(stage.read(artifact)), stage.file) for stage in stages(artifact, target)]
+    if as_json:
+        print(json.dumps([{"stage": name, "ops": ops, "file": file} for name, ops, file in found]))
+        return
+    width = max(len(name) for name, _, _ in found)
+    for name, ops, file in found:
+        print(f"{name:{width}}  {ops:6,} ops  {file}")
+    if all(stage.number is None for stage in stages(artifact, target)):
+        print(f"{TODO}.")
+
+
+def _ir(artifact: Artifact, stage: StageFile, as_json: bool) -> None:
+    text = stage.read(artifact)
+    about = {"stage": stage.name, "file": stage.file, "ops": count_ops(text), "ir": text}
+    print(json.dumps(about) + "\n" if as_json else text, end="")
+
+
+def _diff(artifact: Artifact, two: list[StageFile], as_json: bool) -> None:
+    from rich.console import Console
+
+    from compiler.inspect.diff import diff
+    from compiler.inspect.diff_text import as_json as diff_json
+    from compiler.inspect.diff_text import lines
+    from compiler.inspect.graph_of import graph_of
+
+    before, after = (stage.name for stage in two)
+    found = diff(*(graph_of(artifact, stage) for stage in two))
+    if as_json:
+        print(json.dumps(diff_json(found, before, after)))
+        return
+    console = Console(soft_wrap=True, markup=False, highlight=False, emoji=False)
+    for line in lines(found, before, after):
+        console.print(line)
+
+
+def _graph(artifact: Artifact, stage: StageFile, path: Path, as_json: bool) -> None:
+    from compiler.inspect.files import write_whole
+    from compiler.inspect.graph_of import graph_of
+    from compiler.inspect.graphs import network, writer
+
+    as_text = writer(path)
+    found = network(graph_of(artifact, stage))
+    write_whole(path, as_text(found))
+    told = {"stage": stage.name, "nodes": len(found.nodes), "edges": len(found.edges)}
+    if as_json:
+        print(json.dumps({"file": str(path), **told}))
+    else:
+        print(f"{path}: {stage.name}, {told['nodes']:,} nodes, {told['edges']:,} edges")
+
+
 def _kernels(
     artifact: Artifact, target: str | None, step: tuple[int | None, int | None, int | None], as_json: bool
 ) -> None:
-    from compiler.cli.kernels import show
+    from compiler.cli.kernels import show as show_kernels
     from compiler.kernels import kernel_figures, step_shapes
 
     shapes = step_shapes(artifact.manifest.model.max_context, *step)
@@ -119,116 +216,4 @@ def _kernels(
     if as_json:
         print(json.dumps([row.json for row in found]))
     else:
-        show(found, list(shapes))
-
-
-def stages(artifact: Artifact, target: str | None = None) -> dict[str, str]:
-    """The file of each graph in the artifact, by stage; those before a target's only after --dump-ir.
-
-    `graph` is the target's, or the first target's, and `graph-TARGET` that of each where there are several.
-    """
-    dumped = sorted(name for name in artifact.manifest.files if name.startswith("stages/"))
-    found = {Path(name).stem: name for name in dumped}
-    targets = artifact.manifest.targets
-    if len(targets) > 1:
-        found |= {f"graph-{name.replace(':', '-')}": each.graph for name, each in targets.items()}
-    return found | {"graph": artifact.target(target or next(iter(targets))).graph}
-
-
-def _stage(artifact: Artifact, wanted: str, target: str | None) -> str:
-    available = stages(artifact, target)
-    matches = [file for stage, file in available.items() if wanted in (stage, stage.partition("-")[2])]
-    if not matches:
-        raise CompileError(
-            f"{artifact.root}: has no stage {wanted!r}; it has {', '.join(available)}. "
-            "Compile with --dump-ir DIR to keep every stage"
-        )
-    return artifact.read(matches[-1]).decode()
-
-
-def summary(artifact: Artifact) -> dict[str, Any]:
-    """The manifest without its lists of files and weights, and the bytes of each part."""
-    raw = artifact.manifest.raw
-    targets = {
-        name: {key: value for key, value in each.items() if key != "weight_order"}
-        for name, each in raw["targets"].items()
-    }
-    files = {name: entry.bytes for name, entry in artifact.manifest.files.items()}
-    return {
-        **{
-            key: raw.get(key)
-            for key in ("name", "digest", "made_by", "source", "model", "tokenizer", "kv_groups")
-        },
-        "targets": targets,
-        "stages": list(stages(artifact)),
-        "kv_bytes_per_token": sum(group["bytes_per_token"] for group in raw["kv_groups"]),
-        "num_weights": max(len(each.weight_order) for each in artifact.manifest.targets.values()),
-        "bytes": {"total": sum(files.values()), "files": files},
-    }
-
-
-def _show(artifact: Artifact) -> None:
-    facts = summary(artifact)
-    model, source = facts["model"], facts["source"]
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    table.add_column(overflow="fold")
-    rows = [
-        ("artifact", facts["name"]),
-        ("digest", facts["digest"].removeprefix("sha256:")),
-        ("source", f"{source['kind']} {source['path']}"),
-        ("made by", ", ".join(f"{k} {v}" for k, v in facts["made_by"].items())),
-        ("model", f"{model['dtype']}, vocabulary {model['vocab_size']:,}, context {model['max_context']:,}"),
-        ("frozen", ", ".join(f"{k}={v}" for k, v in model.get("frozen", {}).items()) or "nothing"),
-        ("tokenizer", ", ".join(artifact.manifest.tokenizer_files) or "none"),
-        *[("weights", "none: to inspect and to measure, not to load")] * _without_weights(facts),
-        *(("kv group", _group(group)) for group in facts["kv_groups"]),
-        ("kv in all", f"{facts['kv_bytes_per_token']:,} bytes per token"),
-        *(("target", text) for name, each in facts["targets"].items() for text in _target(name, each)),
-        ("stages", f"{_span(facts['stages'])}, shown by --ir"),
-        *(("bytes", f"{size:>15,}  {name}") for name, size in _by_folder(facts["bytes"]["files"]).items()),
-        ("bytes", f"{facts['bytes']['total']:>15,}  in all"),
-    ]
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table, markup=False)
-
-
-def _without_weights(facts: dict[str, Any]) -> bool:
-    return all(target["weights"] is None for target in facts["targets"].values())
-
-
-def _span(names: list[str]) -> str:
-    return ", ".join(names) if len(names) <= 4 else f"{names[0]} to {names[-1]}"
-
-
-def _by_folder(files: dict[str, int]) -> dict[str, int]:
-    """Bytes by file, those of all stages and of all bundled sources added up."""
-    found: dict[str, int] = {}
-    for name, size in files.items():
-        shown = "stages/" if name.startswith("stages/") else name
-        shown = f"{name.rpartition('/')[0]}/ (source)" if name.endswith((".h", ".cpp")) else shown
-        shown = f"{name.rpartition('/')[0]}/ (binaries)" if name.endswith((".cubin", ".hsaco")) else shown
-        found[shown] = found.get(shown, 0) + size
-    return found
-
-
-def _group(group: dict[str, Any]) -> str:
-    streams = ", ".join(f"{s['name']} {s['dtype']}[{s['heads']},{s['head_size']}]" for s in group["streams"])
-    lifetime = "full" if group.get("window") is None else f"window {group['window']}"
-    return (
-        f"{group['layers']} layers, {lifetime}, {streams}, blocks of {group['block']}: "
-        f"{group['bytes_per_token']:,} bytes per token"
-    )
-
-
-def _target(name: str, target: dict[str, Any]) -> list[str]:
-    """A line for each library of the CPU target, or for a GPU target."""
-    if name != "cpu":
-        built = ", ".join(f"{tool} {version}" for tool, version in target["built_by"].items())
-        ways = ["one order of accumulation"] * target["invariant"] + [f"built by {built}"] * bool(built)
-        return [f"{name}{': ' if ways else ''}{', '.join(ways)}"]
-    return [
-        f"cpu: {k['isa']} for {k['arch']} with {', '.join(k['features']) or 'no extensions'}"
-        for k in target["kernels"]
-    ]
+        show_kernels(found, list(shapes))

@@ -1,0 +1,101 @@
+"""What an artifact holds, from its manifest alone: as JSON, and as a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from compiler.inspect.stages import stages
+from runtime.artifact import Artifact
+
+
+def summary(artifact: Artifact) -> dict[str, Any]:
+    """The manifest without its lists of files and weights, and the bytes of each part."""
+    raw = artifact.manifest.raw
+    targets = {
+        name: {key: value for key, value in each.items() if key != "weight_order"}
+        for name, each in raw["targets"].items()
+    }
+    files = {name: entry.bytes for name, entry in artifact.manifest.files.items()}
+    return {
+        **{
+            key: raw.get(key)
+            for key in ("name", "digest", "made_by", "source", "model", "tokenizer", "kv_groups")
+        },
+        "targets": targets,
+        "stages": [stage.name for stage in stages(artifact)],
+        "kv_bytes_per_token": sum(group["bytes_per_token"] for group in raw["kv_groups"]),
+        "num_weights": max(len(each.weight_order) for each in artifact.manifest.targets.values()),
+        "bytes": {"total": sum(files.values()), "files": files},
+    }
+
+
+def show(artifact: Artifact) -> None:
+    facts = summary(artifact)
+    model, source = facts["model"], facts["source"]
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(overflow="fold")
+    rows = [
+        ("artifact", facts["name"]),
+        ("digest", facts["digest"].removeprefix("sha256:")),
+        ("source", f"{source['kind']} {source['path']}"),
+        ("made by", ", ".join(f"{k} {v}" for k, v in facts["made_by"].items())),
+        ("model", f"{model['dtype']}, vocabulary {model['vocab_size']:,}, context {model['max_context']:,}"),
+        ("frozen", ", ".join(f"{k}={v}" for k, v in model.get("frozen", {}).items()) or "nothing"),
+        ("tokenizer", ", ".join(artifact.manifest.tokenizer_files) or "none"),
+        *[("weights", "none: to inspect and to measure, not to load")] * _without_weights(facts),
+        *(("kv group", _group(group)) for group in facts["kv_groups"]),
+        ("kv in all", f"{facts['kv_bytes_per_token']:,} bytes per token"),
+        *(("target", text) for name, each in facts["targets"].items() for text in _target(name, each)),
+        ("stages", _stages(facts["stages"])),
+        *(("bytes", f"{size:>15,}  {name}") for name, size in _by_folder(facts["bytes"]["files"]).items()),
+        ("bytes", f"{facts['bytes']['total']:>15,}  in all"),
+    ]
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table, markup=False)
+
+
+def _without_weights(facts: dict[str, Any]) -> bool:
+    return all(target["weights"] is None for target in facts["targets"].values())
+
+
+def _stages(names: list[str]) -> str:
+    shown = ", ".join(names) if len(names) <= 4 else f"{names[0]} to {names[-1]} (--stages lists all)"
+    more = "; those of the passes are kept by octavo compile --dump-ir DIR"
+    return f"{shown}, shown by --ir{'' if any(name[:1].isdecimal() for name in names) else more}"
+
+
+def _by_folder(files: dict[str, int]) -> dict[str, int]:
+    """Bytes by file, those of all stages and of all bundled sources added up."""
+    found: dict[str, int] = {}
+    for name, size in files.items():
+        shown = "stages/" if name.startswith("stages/") else name
+        shown = f"{name.rpartition('/')[0]}/ (source)" if name.endswith((".h", ".cpp")) else shown
+        shown = f"{name.rpartition('/')[0]}/ (binaries)" if name.endswith((".cubin", ".hsaco")) else shown
+        found[shown] = found.get(shown, 0) + size
+    return found
+
+
+def _group(group: dict[str, Any]) -> str:
+    streams = ", ".join(f"{s['name']} {s['dtype']}[{s['heads']},{s['head_size']}]" for s in group["streams"])
+    lifetime = "full" if group.get("window") is None else f"window {group['window']}"
+    return (
+        f"{group['layers']} layers, {lifetime}, {streams}, blocks of {group['block']}: "
+        f"{group['bytes_per_token']:,} bytes per token"
+    )
+
+
+def _target(name: str, target: dict[str, Any]) -> list[str]:
+    """A line for each library of the CPU target, or for a GPU target."""
+    if name != "cpu":
+        built = ", ".join(f"{tool} {version}" for tool, version in target["built_by"].items())
+        ways = ["one order of accumulation"] * target["invariant"] + [f"built by {built}"] * bool(built)
+        return [f"{name}{': ' if ways else ''}{', '.join(ways)}"]
+    return [
+        f"cpu: {k['isa']} for {k['arch']} with {', '.join(k['features']) or 'no extensions'}"
+        for k in target["kernels"]
+    ]
