@@ -54,8 +54,11 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --warnings
 
-test: lint .venv/installed $(DEMO_GGUF)
-	$(PYTEST) $(SLOW_TESTS) $(QUICK_TESTS)
+# Lint runs beside the first tests, and says what it found after the last.
+test: .venv/installed $(DEMO_GGUF)
+	@mkdir -p build; $(MAKE) --no-print-directory lint > build/lint.log 2>&1 & lint=$$!; \
+	$(PYTEST) $(SLOW_TESTS) $(QUICK_TESTS); tests=$$?; \
+	wait $$lint; lint=$$?; cat build/lint.log; exit $$((tests ? tests : lint))
 
 test-quick: .venv/installed
 	$(PYTEST) $(QUICK_TESTS)
