@@ -74,10 +74,20 @@ def import_program(program: Program, lines: dict[str, str] | None = None) -> Gra
     walk = _Walk(program, build, {v.name: v for v in inputs})
     for node in program.nodes:
         start = len(build.ops)
-        walk.visit(node)
+        try:
+            walk.visit(node)
+        except ImportRefused as refused:
+            refused.reached = _so_far(build)
+            raise
         if lines is not None and (line := source_line(node)):
             lines.update((out.name, line) for op in build.ops[start:] for out in op.outs)
     return build.graph((walk.logits(),))
+
+
+def _so_far(build: GraphBuilder) -> Graph:
+    """The ops up to a refusal; what none of them reads is their output."""
+    read = {v.name for op in build.ops for v in op.values}
+    return build.graph([out for op in build.ops for out in op.outs if out.name not in read])
 
 
 class _Walk:
@@ -124,7 +134,8 @@ class _Walk:
             _check_shape(context, node, self.found[node])
         except (ImportRefused, InferError, TypeError, ValueError) as error:
             what, todo = getattr(error, "what", str(error)), getattr(error, "todo", "")
-            raise ImportRefused(what, where=where(node, target, loc), todo=todo or OTHER_OPS) from error
+            refused = ImportRefused(what, where=where(node, target, loc), todo=todo or OTHER_OPS)
+            raise refused.at(target, loc, source_line(node)) from error
 
     def resolve(self, arg: Any, context: Context) -> Any:
         """Operands as IR operands, sizes as dims, lists as lists."""

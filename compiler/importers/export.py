@@ -8,6 +8,7 @@ inside an op, which do not change what it computes) may fail at single lengths.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from functools import reduce
@@ -55,7 +56,7 @@ def export_program(
             raise
         except Exception as error:
             what = f"torch.export cannot trace it: {_first_lines(error)}"
-            raise ImportRefused(what, where="model", todo=TRACEABLE) from error
+            raise ImportRefused(what, where=_line_in(error) or "model", todo=TRACEABLE) from error
         check_guards(program, context, alone)
         return functionalize(program, supported)
 
@@ -100,8 +101,8 @@ def check_guards(program: Any, context: int, alone: list[ImportRefused] | None =
         if not len(failing) or (len(failing) <= MAX_ISOLATED and _inside_torch(guard)):
             continue
         refusal = ImportRefused(
-            f"the model computes something else at some lengths: it was traced where {guard.expr}, which "
-            f"does not hold at length {failing[0]}",
+            f"the model computes something else at some lengths: it was traced where "
+            f"{_over_length(guard.expr)}, which does not hold at length {failing[0]}",
             where=_place(guard),
             todo="Remove the dependence on the length",
         )
@@ -121,6 +122,11 @@ def _guards(program: Any) -> list[Any]:
 def _place(guard: Any) -> str:
     frame = guard.sloc.framework_loc
     return "an unknown line" if frame is None else f"{frame.filename}, line {frame.lineno}, in {frame.name}"
+
+
+def _over_length(expr: Any) -> Any:
+    """A guard as a condition on the length S; every symbol of an export is the one length."""
+    return expr.xreplace({s: sympy.Symbol("S") for s in expr.free_symbols if str(s).startswith("s")})
 
 
 def _inside_torch(guard: Any) -> bool:
@@ -193,8 +199,26 @@ def quiet() -> Iterator[None]:
 
 
 def _first_lines(error: Exception, count: int = 4) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
+    """What torch says, without its advice to whoever develops torch."""
+    lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith(_ADVICE)]
     return f"{type(error).__name__}: " + " ".join(lines[:count])[:MAX_REASON]
+
+
+def _line_in(error: Exception) -> str:
+    """The last source line that torch names in its error, as `FILE, line N, in FUNCTION`; "" if none."""
+    found = re.findall(r'File "([^"\n]+)", line (\d+), in (\S+)', str(error))
+    return "{}, line {}, in {}".format(*found[-1]) if found else ""
+
+
+_ADVICE = (
+    "consider using",
+    "Caused by:",
+    "For ",
+    "If you suspect",
+    "The following call",
+    "  File ",
+    "The error above",
+)
 
 
 def symbol_bounds(program: Any) -> int | None:

@@ -136,7 +136,7 @@ def import_model(
         source_files=source[2],
         unused=tuple(n for n in held if n not in used),
     )
-    return Imported(graph, layered, info, dict(tokenizer_files or {}), lines)
+    return Imported(graph, layered, info, dict(tokenizer_files or {}), lines, constants.names)
 
 
 def choose_model(

@@ -38,6 +38,7 @@ class Imported:
     """A model: its graph in imported form, its weights by the graph's names, and its tokenizer's files.
 
     lines: the line of the model's source that each value of the graph comes from, by name, where known.
+    constants: the graph's weights that are no parameters: buffers, and arrays that the model computes.
     """
 
     graph: Graph
@@ -45,3 +46,4 @@ class Imported:
     info: ModelInfo
     tokenizer_files: Mapping[str, bytes] = field(default_factory=dict)
     lines: Mapping[str, str] = field(default_factory=dict)
+    constants: tuple[str, ...] = ()

@@ -153,12 +153,13 @@ def _imported(program: Any, module: Any, names: Names, context: int, name: str, 
     used = {w.name for w in graph.weights}
     parameters = {n: t for n, t in module.named_parameters(remove_duplicate=False) if n in used}
     arrays = ArraySource({n: to_numpy(t) for n, t in parameters.items()})
-    weights = LayeredSource((arrays, constants_of(module, names, graph)))
+    constants = constants_of(module, names, graph)
+    weights = LayeredSource((arrays, constants))
     check_weights(graph, weights)
     logits = graph.outputs[0].type
     assert isinstance(logits, Tensor)
     info = ModelInfo(name=name, vocab_size=int(logits.shape[2]), max_context=context, source_kind="module")
-    return Imported(graph, weights, info, lines=lines)
+    return Imported(graph, weights, info, lines=lines, constants=constants.names)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,176 @@
+"""What is said of a model: plain values, which the command prints and `Explanation.json` gives whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One attention. scale, softcap: of its scores; softcap 0: none.
+
+    mask: in words, or as the predicate over positions q and k. window: the lifetime of its keys, None: all.
+    proof: how the mask was proved; "" where that is not known. group, kv_layer: where its keys and values
+    are, None until they are paged.
+    """
+
+    query_heads: int
+    kv_heads: int
+    head_size: int
+    value_size: int
+    scale: float
+    softcap: float
+    sinks: bool
+    alibi: bool
+    mask: str
+    window: int | None
+    proof: str
+    group: int | None = None
+    kv_layer: int | None = None
+    kv_bytes_per_token: int | None = None
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Rotation of `rotated` of `head_size` elements of queries or keys. tables: weights it is made from."""
+
+    rotated: int
+    head_size: int
+    offset: int
+    interleaved: bool
+    tables: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Missed:
+    """A pattern that began to match at an op, and why it did not."""
+
+    stage: str
+    reason: str
+    op: str
+    module: str
+    line: str = ""
+
+
+@dataclass(frozen=True)
+class Block:
+    """The ops of one numbered module, such as a layer; index None: all others.
+
+    linears: what is left of them after the passes, in the order in which they run, of `num_linears` in the
+    model. norms, others: how often each op is there. rewritten: how many ops each pass changed.
+    """
+
+    container: str
+    index: int | None
+    attentions: tuple[Attention, ...]
+    rotary: tuple[Rotary, ...]
+    norms: Mapping[str, int]
+    linears: tuple[str, ...]
+    num_linears: int
+    others: Mapping[str, int]
+    rewritten: Mapping[str, int]
+    misses: tuple[Missed, ...]
+
+    @property
+    def name(self) -> str:
+        """Its module path."""
+        return ".".join(str(p) for p in (self.container, self.index) if p not in ("", None))
+
+
+@dataclass(frozen=True)
+class Group:
+    """A KV group. layers: its attentions' modules, in order. streams: as `k f32[heads,head_size]`."""
+
+    layers: tuple[str, ...]
+    window: int | None
+    block: int
+    streams: tuple[str, ...]
+    bytes_per_token: int
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The first reason why not: in which stage, at which op, where in the model, and what to do.
+
+    where: of what is about no op, such as a file. because: near misses of the passes before it, in the same
+    module.
+    """
+
+    stage: str
+    reason: str
+    todo: str = ""
+    op: str = ""
+    module: str = ""
+    line: str = ""
+    where: str = ""
+    because: tuple[Missed, ...] = ()
+
+
+@dataclass(frozen=True)
+class Model:
+    """The model as a whole. parameters: None where it is not known which of its arrays are parameters.
+
+    tied: weights that more than one module reads, with those modules. stored: parameters by the element type
+    that the checkpoint has them in. dtype: of linears and the KV cache once compiled. num_layers: numbered
+    modules with attention. width: of a token's embedding. positions: how the model knows them. frozen:
+    choices by length that were made once. config: fields of its config.json.
+    """
+
+    name: str
+    source: str
+    kind: str
+    parameters: int | None = None
+    weights: int = 0
+    tied: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    stored: Mapping[str, int] = field(default_factory=dict)
+    dtype: str = ""
+    vocab_size: int | None = None
+    num_layers: int = 0
+    width: int | None = None
+    max_context: int | None = None
+    positions: tuple[str, ...] = ()
+    frozen: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What the compiler makes of a model. refused: None if it can be compiled.
+
+    blocks: in the order of the model, the ops outside of numbered modules last. details: the ops of the
+    blocks that were asked for.
+    """
+
+    model: Model
+    blocks: tuple[Block, ...] = ()
+    groups: tuple[Group, ...] = ()
+    passes: Mapping[str, int] = field(default_factory=dict)
+    refused: Refusal | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    details: tuple[Detail, ...] = ()
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return sum(group.bytes_per_token for group in self.groups)
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """All of it, as JSON has it; each block has its name besides."""
+        blocks = [{"name": b.name, **asdict(b)} for b in self.blocks]
+        return {**asdict(self), "blocks": blocks, "kv_bytes_per_token": self.kv_bytes_per_token}
+
+    def __str__(self) -> str:
+        from compiler.explanation.text import text_of
+
+        return text_of(self)
+
+
+@dataclass(frozen=True)
+class Detail:
+    """The ops of one block as text: as they were imported, and after the last pass."""
+
+    name: str
+    before: tuple[str, ...]
+    after: tuple[str, ...]

@@ -1,0 +1,252 @@
+"""An explanation as text, for a terminal. Equal blocks of one container are said once."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from compiler.explanation.blocks import block_of
+from compiler.explanation.facts import (
+    Attention,
+    Block,
+    Detail,
+    Explanation,
+    Group,
+    Missed,
+    Model,
+    Refusal,
+    Rotary,
+)
+
+Row = tuple[str, str]
+LABEL = 12  # columns of a row's label
+WIDTH = 100  # columns of a line, unless one word is longer
+SHOWN = ("canonicalize", "fuse_", "merge_")  # passes whose counts are said: those that look for patterns
+
+
+def text_of(found: Explanation) -> str:
+    """All of it, with a newline at the end."""
+    sections = [_section(found.model.name, list(_model(found.model)))]
+    sections += [_section(title, rows) for title, rows in _folded(found.blocks)]
+    if found.groups:
+        sections.append(_section("KV cache", list(_cache(found))))
+    sections += [_detail(detail) for detail in found.details]
+    if found.refused is not None:
+        sections.append(_section(f"Refused by {found.refused.stage}", list(_refusal(found.refused))))
+        if found.blocks:
+            sections[-1] += "\nAbove is what was recognised until then.\n"
+    return "\n".join(sections)
+
+
+def _section(title: str, rows: Sequence[Row]) -> str:
+    return "\n".join([title, *(line for row in rows for line in _lines(*row))]) + "\n"
+
+
+def _lines(label: str, text: str) -> list[str]:
+    """A row; what does not fit on a line goes on below its beginning."""
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=f"  {label:{LABEL}} ",
+        subsequent_indent=" " * (LABEL + 3),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _model(model: Model) -> Iterator[Row]:
+    yield "source", f"{model.kind} {model.source}".strip()
+    if model.config:
+        yield "config.json", ", ".join(f"{k}={_value(v)}" for k, v in model.config.items())
+    if model.parameters is not None:
+        yield "parameters", f"{model.parameters:,} in {model.weights} arrays"
+    elif model.weights:
+        yield "weights", f"{model.weights} arrays"
+    if model.width is not None:
+        yield "shape", f"{model.num_layers} with attention, width {model.width:,}"
+    for name, modules in model.tied.items():
+        yield "tied", f"@{name}: read by {', '.join(modules)}"
+    if model.stored:
+        yield "stored as", ", ".join(f"{dtype} ({count:,})" for dtype, count in model.stored.items())
+    if model.dtype:
+        yield "compiled as", f"{model.dtype}: linears and the KV cache"
+    if model.vocab_size is not None:
+        yield "vocabulary", f"{model.vocab_size:,}"
+    if model.max_context is not None:
+        yield "context", f"{model.max_context:,} tokens"
+    if model.positions:
+        yield "positions", ", ".join(model.positions)
+    for path, text in model.frozen.items():
+        yield "frozen", f"{path}: {text}"
+
+
+def _value(value: Any) -> str:
+    """A field of config.json; a list that repeats itself is said by its runs."""
+    if isinstance(value, list):
+        return f"[{', '.join(_runs([str(v) for v in value]))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {_value(v)}" for k, v in value.items()) + "}"
+    return str(value)
+
+
+def _runs(words: Sequence[str]) -> list[str]:
+    runs: list[tuple[str, int]] = []
+    for word in words:
+        same = bool(runs) and runs[-1][0] == word
+        runs = [*runs[:-1], (word, runs[-1][1] + 1)] if same else [*runs, (word, 1)]
+    return [word if count == 1 else f"{count} x {word}" for word, count in runs]
+
+
+def _folded(blocks: Sequence[Block]) -> Iterator[tuple[str, list[Row]]]:
+    """Each kind of block with its rows, in the order of the first of each kind."""
+    kinds: dict[Any, list[Block]] = {}
+    for block in blocks:
+        kinds.setdefault(_kind(block), []).append(block)
+    for same in kinds.values():
+        rows = list(_rows(same[0]))
+        if rows:
+            yield _title(same), rows
+
+
+def _kind(block: Block) -> Any:
+    """What blocks that are said once have in common."""
+    return block.container, block.index is None, repr(list(_rows(block)))
+
+
+def _title(same: Sequence[Block]) -> str:
+    first = same[0]
+    if first.index is None:
+        return "outside of layers"
+    numbers = [b.index for b in same if b.index is not None]
+    many = f" ({len(numbers)} alike)" if len(numbers) > 1 else ""
+    return f"{first.container or 'modules'} {_spans(numbers)}{many}".strip()
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    """0-4, 6-10 of sorted numbers."""
+    spans: list[list[int]] = []
+    for n in numbers:
+        if spans and n == spans[-1][1] + 1:
+            spans[-1][1] = n
+        else:
+            spans.append([n, n])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
+
+def _rows(block: Block) -> Iterator[Row]:
+    for attention, count in _counted(block.attentions):
+        yield "attention", _times(count) + _attention(attention)
+        yield "mask", attention.mask + (f" ({attention.proof})" if attention.proof else "")
+        if attention.kv_bytes_per_token is not None:
+            yield "KV", f"group {attention.group}, {attention.kv_bytes_per_token:,} bytes per token"
+    yield from (("rotary", _rotary(r)) for r in block.rotary)
+    if not block.rotary:
+        yield from (("rotary", f"not fused: {reason}") for reason in _reasons(block.misses, "fuse_rope"))
+    if block.norms:
+        yield "norms", _counts(block.norms)
+    if block.linears:
+        was = (
+            f"{block.num_linears}, run as {len(block.linears)}: "
+            if block.num_linears != len(block.linears)
+            else ""
+        )
+        yield "linears", was + "; ".join(block.linears)
+    if block.others:
+        yield "others", _counts(block.others)
+    shown = {n: c for n, c in block.rewritten.items() if n.startswith(SHOWN)}
+    if shown and block.index is not None:
+        yield "passes", _counts(shown)
+    for stage in dict.fromkeys(m.stage for m in block.misses if m.stage.startswith(SHOWN)):
+        if not stage.startswith(("fuse_rope", "merge_")):
+            yield from (("near miss", f"{stage}: {reason}") for reason in _reasons(block.misses, stage))
+
+
+def _counted(attentions: Sequence[Attention]) -> list[tuple[Attention, int]]:
+    """Equal attentions once, each with how often it is there, whichever layers of a group they are."""
+    found: dict[Attention, int] = {}
+    for attention in attentions:
+        key = replace(attention, kv_layer=None)
+        found[key] = found.get(key, 0) + 1
+    return list(found.items())
+
+
+def _times(count: int) -> str:
+    return f"{count} x " if count > 1 else ""
+
+
+def _attention(a: Attention) -> str:
+    size = str(a.head_size) if a.head_size == a.value_size else f"{a.head_size} (values {a.value_size})"
+    notes = [
+        f"scale {a.scale:.6g}",
+        *([f"softcap {a.softcap:g}"] if a.softcap else []),
+        *(["sinks"] if a.sinks else []),
+        *(["ALiBi"] if a.alibi else []),
+    ]
+    return f"{a.query_heads} query heads, {a.kv_heads} KV heads, size {size}, {', '.join(notes)}"
+
+
+def _rotary(r: Rotary) -> str:
+    part = (
+        f"all {r.head_size} elements"
+        if r.rotated == r.head_size
+        else f"{r.rotated} of {r.head_size} elements"
+    )
+    start = f" from {r.offset}" if r.offset else ""
+    pairs = "neighbours" if r.interleaved else "halves"
+    tables = f", from {', '.join(f'@{t}' for t in r.tables)}" if r.tables else ""
+    return f"{part}{start}, paired as {pairs}{tables}"
+
+
+def _reasons(misses: Sequence[Missed], stage: str) -> list[str]:
+    return list(dict.fromkeys(m.reason for m in misses if m.stage == stage))
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
+
+
+def _cache(found: Explanation) -> Iterator[Row]:
+    for g, group in enumerate(found.groups):
+        yield f"group {g}", _group(group)
+    yield "in all", f"{found.kv_bytes_per_token:,} bytes per token"
+
+
+def _group(group: Group) -> str:
+    lifetime = "every token" if group.window is None else f"the last {group.window} tokens"
+    return (
+        f"{_places(group.layers)}, keeps {lifetime}, {', '.join(group.streams)}, blocks of {group.block}: "
+        f"{group.bytes_per_token:,} bytes per token"
+    )
+
+
+def _places(locs: Sequence[str]) -> str:
+    """`model.layers 0-4, 6-10 (10 layers)`."""
+    containers: dict[str, list[int]] = {}
+    for container, index in map(block_of, locs):
+        containers.setdefault(container, []).extend([] if index is None else [index])
+    spans = ", ".join(f"{name} {_spans(numbers)}".strip() for name, numbers in containers.items() if numbers)
+    count = f"{len(locs)} layer{'s' * (len(locs) != 1)}"
+    return f"{spans} ({count})" if spans else count
+
+
+def _detail(detail: Detail) -> str:
+    parts = [f"{detail.name}, as imported", *detail.before, ""] if detail.before else []
+    return "\n".join([*parts, f"{detail.name}, after the passes", *detail.after]) + "\n"
+
+
+def _refusal(refused: Refusal) -> Iterator[Row]:
+    yield "reason", refused.reason
+    for label, text in (
+        ("where", refused.where),
+        ("op", refused.op),
+        ("module", refused.module),
+        ("line", refused.line),
+    ):
+        if text:
+            yield label, text
+    for miss in refused.because:
+        yield "because", f"{miss.reason}, at {miss.op}" + (f" in {miss.module}" if miss.module else "")
+    if refused.todo:
+        yield "do", refused.todo
