@@ -15,6 +15,7 @@ from ir.text.printer import print_arg, print_graph, print_op, print_type
 from ir.types import KV, Type
 
 CONTEXT_LINES = 3
+MAX_LINE = 2000  # of a message
 SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 RESERVED = frozenset({"true", "false", "nan", "inf", *CALLS})
 
@@ -25,9 +26,9 @@ class VerifyError(ValueError):
 
     def __init__(self, graph: Graph, op: Op | None, message: str) -> None:
         self.op = op
-        self.reason = message
+        self.reason = message = _cut(message)
         self.shown = point_at(graph, op, message)
-        super().__init__(f"graph @{graph.name}: {message}\n{self.shown}")
+        super().__init__(f"graph @{_cut(graph.name)}: {message}\n{self.shown}")
 
 
 def verify(graph: Graph) -> None:
@@ -38,15 +39,20 @@ def verify(graph: Graph) -> None:
 def point_at(graph: Graph, op: Op | None, message: str) -> str:
     """The graph's text around an op, with an arrow under it."""
     if op is None:
-        return print_graph(graph).split("\n", 1)[0]
+        return _cut(print_graph(graph).split("\n", 1)[0])
     index = next(i for i, candidate in enumerate(graph.ops) if candidate is op)
     shown = range(max(0, index - CONTEXT_LINES), min(len(graph.ops), index + CONTEXT_LINES + 1))
     lines: list[str] = ["  ..."] if shown.start else []
     for i in shown:
-        lines.append(f"  {print_op(graph.ops[i])}")
+        lines.append(f"  {_cut(print_op(graph.ops[i]))}")
         if i == index:
             lines.append(f"  ^^^ {message}")
     return "\n".join([*lines, "  ..."] if shown.stop < len(graph.ops) else lines)
+
+
+def _cut(line: str) -> str:
+    """A line of a length that can be read."""
+    return line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 3]}..."
 
 
 class _Verifier:

@@ -5,6 +5,7 @@ Operands must be of the right sort and divisors positive.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,12 @@ from ir.text.cursor import Cursor
 from ir.text.expressions import ARITY, CALLS
 from ir.text.lexer import Token
 
+# Sizes of real models have a few parts. What sympy does with more of them takes minutes.
+MAX_LEAVES = 512  # numbers and names in an expression
+MAX_TERMS = 32  # of a product that is multiplied out, and so of a power
+MAX_ARGUMENT_TERMS = 16  # of an argument of min, max, mod and the divisions, likewise
+MAX_ARGUMENTS = 12
+
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "<=": sympy.Le, "<": sympy.Lt, ">=": sympy.Ge, ">": sympy.Gt, "==": sympy.Eq, "!=": sympy.Ne,
 }  # fmt: skip
@@ -23,10 +30,18 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 class ExpressionParser(Cursor):
     """Reads what `ir.text.expressions` prints. Each method raises ParseError where the text does not fit."""
 
+    _nested = 0  # expressions around this one
+    _leaves = 0
+
     def expression(self) -> Any:
         """A sympy integer expression or predicate."""
+        if not self._nested:
+            self._leaves = 0
+        self._nested += 1
         with self.deeper():
-            return self._joined("|", sympy.Or, lambda: self._joined("&", sympy.And, self._comparison))
+            found = self._joined("|", sympy.Or, lambda: self._joined("&", sympy.And, self._comparison))
+        self._nested -= 1
+        return found
 
     def number(self) -> Any:
         """An integer expression."""
@@ -73,6 +88,9 @@ class ExpressionParser(Cursor):
 
     def _primary(self) -> Any:
         token = self.next
+        self._leaves += 1
+        if self._leaves > MAX_LEAVES:
+            raise token.fail(f"an expression of more than {MAX_LEAVES} numbers and names")
         if token.kind == "int":
             return sympy.Integer(self.integer())
         if self.accept("("):
@@ -97,9 +115,31 @@ def _call(token: Token, function: Any, args: tuple[Any, ...]) -> Any:
     numbers = [_number(token, a) for a in args]
     if function in _DIVISIONS and numbers[1].is_Integer and numbers[1] <= 0:
         raise token.fail(f"the divisor {numbers[1]} is not positive")
+    _check_terms(token, function, numbers)
     if function is Table and not (numbers[0].is_Integer and numbers[0] >= 0):
         raise token.fail(f"Table's first argument is the number of a table, not {numbers[0]}")
     return _make(token, function, numbers)
+
+
+def _check_terms(token: Token, function: Any, args: list[Any]) -> None:
+    counts = [_num_terms(a) for a in args]
+    if function is sympy.Mul and math.prod(counts) > MAX_TERMS:
+        raise token.fail(f"multiplied out it has more than {MAX_TERMS} terms")
+    if function is sympy.Mul:
+        return
+    if len(args) > MAX_ARGUMENTS or max(counts, default=0) > MAX_ARGUMENT_TERMS:
+        raise token.fail(f"more than {MAX_ARGUMENTS} arguments, or {MAX_ARGUMENT_TERMS} terms in one")
+
+
+def _num_terms(e: Any) -> int:
+    """Of an expression that is multiplied out; never too few."""
+    if isinstance(e, sympy.Add):
+        return sum(map(_num_terms, e.args))
+    if isinstance(e, sympy.Mul):
+        return math.prod(map(_num_terms, e.args))
+    if isinstance(e, sympy.Pow) and isinstance(e.exp, sympy.Integer):
+        return _num_terms(e.base) ** int(e.exp)
+    return 1
 
 
 _DIVISIONS = (FloorDiv, CALLS["ceildiv"], CALLS["mod"])

@@ -19,6 +19,7 @@ _PATTERN = re.compile(
     """,
     re.VERBOSE | re.ASCII,
 )
+MAX_MESSAGE = 300
 _LOC = re.compile(r"// ([^\n]*)")
 
 
@@ -38,7 +39,8 @@ class Token:
     column: int
 
     def fail(self, message: str) -> ParseError:
-        return ParseError(message, self.line, self.column)
+        short = message if len(message) <= MAX_MESSAGE else f"{message[: MAX_MESSAGE - 3]}..."
+        return ParseError(short, self.line, self.column)
 
 
 def tokens(text: str) -> Iterator[Token]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import sympy
+
 from ir.dims import Bounds, normalize
 from ir.graph import Arg, Graph, Op, Scalar, Value, Weight
 from ir.ops.base import ELEMENT_TYPES
-from ir.text.cursor import unquote
+from ir.text.cursor import MAX_INT, unquote
 from ir.text.grammar import ExpressionParser
 from ir.text.lexer import ParseError, Token
 from ir.types import KV, DType, Stream, Tensor, Type
@@ -134,8 +136,8 @@ class _Parser(ExpressionParser):
 
     def _size(self) -> Any:
         token = self.next
-        found = normalize(self.number())
-        if isinstance(found, int) and not 0 <= found < 2**63:
+        found = _written(token, normalize(self.number()))
+        if isinstance(found, int) and not 0 <= found < MAX_INT:
             raise token.fail(f"{found} is not a size")
         return found
 
@@ -181,7 +183,15 @@ class _Parser(ExpressionParser):
         if self.accept("["):
             with self.deeper():
                 return self.several(self._attr_value, "]")
-        return normalize(self.expression())
+        return _written(token, normalize(self.expression()))
+
+
+def _written(token: Token, found: Any) -> Any:
+    """An expression whose numbers the text can hold, now that it is multiplied out."""
+    numbers = found.atoms(sympy.Integer) if isinstance(found, sympy.Basic) else {found}
+    if any(abs(int(n)) > MAX_INT for n in numbers):
+        raise token.fail("multiplied out it has numbers larger than 64 bits hold")
+    return found
 
 
 def _name(token: Token) -> str:

@@ -1,6 +1,7 @@
-"""python -m tests.fuzz [NAME ...] --minutes 10 [--seed 7]: fuzz readers of untrusted files, each in a process.
+"""python -m tests.fuzz [NAME ...] --minutes 10 [--seed 7]: fuzz readers of untrusted files.
 
-A faulty case is kept in build/fuzz, with its number; --case makes and reads that one again.
+Each runs in a process of its own. A faulty case is kept in build/fuzz, with its number; --case makes and
+reads that one again.
 """
 
 from __future__ import annotations

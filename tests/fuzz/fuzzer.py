@@ -15,7 +15,7 @@ from runtime.errors import OctavoError
 from tests.fuzz.lines import Lines
 from tests.fuzz.watch import Fault, Watch
 
-MAX_MESSAGE = 4000
+MAX_MESSAGE = 20_000
 
 
 @dataclass(frozen=True)

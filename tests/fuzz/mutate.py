@@ -10,12 +10,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-INTERESTING = (0, 1, 2, 3, 7, 8, 15, 16, 31, 63, 64, 127, 128, 255, 256, 4095, 4096, 65535, 65536, 2**20, 2**24,
-               2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40, 2**48, 2**53, 2**60, 2**63 - 1, 2**63, 2**64 - 1, 2**64,
-               10**30, -1, -2, -16, -(2**31), -(2**63), -(10**30))  # fmt: skip
-TEXTS = ("", "a", "..", ".", "/", "../x", "../outside/secret", "/etc/passwd", "a/../../x", "x\0y", "x\ny", "\x1b[31mred",
-         "é" * 3, "\U0001f600", "\u202egnp", "A" * 300, "A" * 5000, "NaN", "-1", "__proto__", "__class__", "{{7*7}}",
-         "%s%n", "f32", "*/ int main(){}", "\"); import os #", "con\\..\\x", "Infinity", "model.safetensors")  # fmt: skip
+POWERS = (2, 4, 6, 7, 8, 12, 16, 20, 24, 31, 32, 40, 48, 53, 60, 63, 64, 100)
+INTERESTING = (0, 1, 3, -1, -2, *(s * 2**n + d for n in POWERS for s in (1, 1, -1) for d in (0, -1)))
+TEXTS = (
+    *("", "a", "..", ".", "/", "../x", "../outside/secret", "/etc/passwd", "a/../../x", "x\0y", "x\ny"),
+    *("\x1b[31mred", "é" * 3, "\U0001f600", "\u202egnp", "A" * 300, "A" * 5000, "NaN", "-1", "__proto__"),
+    *("__class__", "{{7*7}}", "%s%n", "f32", "*/ int main(){}", '"); import os #', "con\\..\\x", "Infinity"),
+    "model.safetensors",
+)
 
 
 def integer(rng: Random) -> int:
@@ -152,7 +154,7 @@ def flipped(rng: Random, data: bytes, within: int | None = None) -> bytes:
 
 
 def replace_by_link(rng: Random, path: Path, outside: Path) -> None:
-    """Put a symbolic link in a file's place: to the file itself elsewhere, to a secret, to nothing, to a loop."""
+    """Put a symbolic link in a file's place: to itself elsewhere, to a secret, to nothing, a loop."""
     data = path.read_bytes()
     path.unlink()
     target = rng.choice((outside, outside / "secret", Path("/etc/passwd"), path, Path("/nowhere")))

@@ -102,9 +102,12 @@ def _valid(rng: Random, names: list[str]) -> bytes:
 
 
 def _ways_out(folder: Path) -> tuple[str, ...]:
-    return ("../outside/secret.safetensors", "linked/secret.safetensors", f"{folder.parent}/outside/secret.safetensors",
-            "linked/../secret.safetensors", "..\\outside\\secret.safetensors", "model.safetensors\0.safetensors",
-            ".safetensors", "x/" * 600 + ".safetensors", "..safetensors", INDEX)  # fmt: skip
+    name = "secret.safetensors"
+    return (
+        *(f"../outside/{name}", f"linked/{name}", f"{folder.parent}/outside/{name}", f"linked/../{name}"),
+        *(f"..\\outside\\{name}", "model.safetensors\0.safetensors", ".safetensors", "x/" * 600 + name),
+        *("..safetensors", INDEX),
+    )
 
 
 def read_all(folder: Path) -> str:
