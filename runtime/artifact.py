@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Literal, cast
 
 from runtime import machine
-from runtime.errors import ArtifactError
+from runtime.errors import ArtifactError, shown
 from runtime.hashes import file_hash
 from runtime.manifest import CpuTarget, FileEntry, Kernel, Manifest, Target, parse_manifest
 
 MAX_MANIFEST = 64 << 20
 Verify = Literal["full", "fast"]
+_GIVE = "Give the directory that `octavo compile -o` wrote"
 _COPY = "Get an undamaged copy, or compile the model again"
 
 
@@ -33,8 +34,12 @@ class Artifact:
 
         digest: the digest that the manifest must have, with or without "sha256:".
         """
-        if verify not in ("full", "fast"):
-            raise ArtifactError(f"verify={verify!r}", todo="Use verify='full' or verify='fast'")
+        if not isinstance(verify, str) or verify not in ("full", "fast"):
+            todo = "Use 'full' or 'fast'"
+            raise ArtifactError(f"verify = {shown(verify)}", where="load", todo=todo)
+        if digest is not None and not isinstance(digest, str):
+            todo = "Give the text that octavo inspect prints"
+            raise ArtifactError(f"digest = {shown(digest)}", where="load", todo=todo)
         root = _directory(path)
         manifest = parse_manifest(_read(root, "manifest.json", MAX_MANIFEST))
         if (
@@ -42,7 +47,7 @@ class Artifact:
             and manifest.digest.removeprefix("sha256:") != digest.removeprefix("sha256:").lower()
         ):
             raise ArtifactError(
-                f"the digest is {manifest.digest}, not the given {digest!r}",
+                f"the digest is {manifest.digest}, not the given {shown(digest, 80)}",
                 where=str(root),
                 todo="This is not the artifact that was expected: do not run it",
             )
@@ -52,10 +57,10 @@ class Artifact:
 
     def target(self, name: str) -> Target:
         """What was compiled for a target, by the name that --target takes."""
-        if name not in self.manifest.targets:
+        if not isinstance(name, str) or name not in self.manifest.targets:
             built = ", ".join(self.manifest.targets) or "none"
             raise ArtifactError(
-                f"no target {name!r} (built: {built})",
+                f"no target {shown(name)} (built: {built})",
                 where=str(self.root),
                 todo="Load it for one that is there, or compile the model for one of `octavo compile --help`",
             )
@@ -78,10 +83,9 @@ class Artifact:
 
     def path(self, name: str) -> Path:
         """The place of a file that the manifest lists."""
-        if name not in self.manifest.files:
-            raise ArtifactError(
-                f"{name!r} is not in the manifest's list of files", where=str(self.root), todo=_COPY
-            )
+        if not isinstance(name, str) or name not in self.manifest.files:
+            what = f"{shown(name)} is not in the manifest's list of files"
+            raise ArtifactError(what, where=str(self.root), todo=_COPY)
         return _locate(self.root, name)
 
     def read(self, name: str, limit: int = 256 << 20) -> bytes:
@@ -103,6 +107,9 @@ class Artifact:
 
     def kernel(self, isa: str | None = None) -> Kernel:
         """The first kernel that this CPU can run, or the one named `isa`."""
+        if isa is not None and not isinstance(isa, str):
+            todo = "Give a level's name: octavo inspect prints them"
+            raise ArtifactError(f"isa = {shown(isa)}", where="load", todo=todo)
         have, arch = machine.cpu_features(), machine.arch()
         missing: list[str] = []
         for kernel in self.cpu.kernels:
@@ -124,7 +131,10 @@ class Artifact:
 
 
 def _check_hash(place: Path, entry: FileEntry) -> None:
-    found = file_hash(place)
+    try:
+        found = file_hash(place)
+    except OSError as error:
+        raise ArtifactError(f"cannot be read ({error.strerror})", where=str(place), todo=_COPY) from error
     if found != entry.sha256:
         raise ArtifactError(
             f"SHA-256 is {found}, the manifest says {entry.sha256}", where=str(place), todo=_COPY
@@ -132,15 +142,20 @@ def _check_hash(place: Path, entry: FileEntry) -> None:
 
 
 def _directory(path: str | os.PathLike[str]) -> Path:
-    root = Path(path)
-    if not root.is_dir():
-        kind = "is not a directory" if root.exists() else "does not exist"
-        raise ArtifactError(f"{root} {kind}", todo="Give the directory that `octavo compile -o` wrote")
-    if not (root / "manifest.json").is_file():
+    try:
+        root = Path(path)
+        if not root.is_dir():
+            kind = "not a directory" if root.exists() else "it does not exist"
+            raise ArtifactError(kind, where=str(root), todo=_GIVE)
+        if not (root / "manifest.json").is_file():
+            raise ArtifactError("it has no manifest.json", where=str(root), todo=_GIVE)
+        return root.resolve()
+    except TypeError:
+        raise ArtifactError("not a path", where=f"engine = {shown(path)}", todo=_GIVE) from None
+    except OSError as error:
         raise ArtifactError(
-            f"{root} has no manifest.json", todo="Give the directory that `octavo compile -o` wrote"
-        )
-    return root.resolve()
+            f"cannot be read ({error.strerror})", where=shown(str(path)), todo=_GIVE
+        ) from error
 
 
 def _locate(root: Path, name: str) -> Path:
@@ -166,4 +181,7 @@ def _read(root: Path, name: str, limit: int) -> bytes:
     size = place.stat().st_size
     if size > limit:
         raise ArtifactError(f"{size} bytes; at most {limit} are read", where=str(place), todo=_COPY)
-    return place.read_bytes()
+    try:
+        return place.read_bytes()
+    except OSError as error:
+        raise ArtifactError(f"cannot be read ({error.strerror})", where=str(place), todo=_COPY) from error

@@ -22,7 +22,7 @@ from runtime.memory.plan import MemoryPlan
 from runtime.output import Output
 from runtime.prefix import Prefix
 from runtime.prompt import Prompt, encode, encode_rest
-from runtime.refusal import check_beams, check_room, check_servable
+from runtime.refusal import check_beams, check_request, check_room, check_servable
 from runtime.request import Request
 from runtime.sampling import Sampling, fresh_seed
 from runtime.scheduler import Scheduler
@@ -33,6 +33,7 @@ from runtime.step import StepBuffers
 from runtime.tokenizer import Tokenizer
 
 DEFAULT = Service()
+MAX_INDEX = 2**63 - 1
 
 
 class Engine:
@@ -76,6 +77,7 @@ class Engine:
         """
         sampling = Sampling() if sampling is None else sampling
         service = Service(priority, timeout_s, cache_salt)
+        prompt_index = check_index("prompt_index", prompt_index, MAX_INDEX)
         return self.enqueue(self.prepare(prompt, sampling, service), sampling, prompt_index, service)
 
     def prepare(self, prompt: Prompt, sampling: Sampling, service: Service = DEFAULT) -> np.ndarray:
@@ -114,6 +116,7 @@ class Engine:
         timeout_s: float | None = None,
     ) -> Request:
         """See Request.fork. Its priority and its salt are the parent's."""
+        parent = check_request(parent, "parent")
         sample = check_index("sample", sample, parent.sampling.n - 1)
         sampling = replace(parent.sampling, seed=None, n=1) if sampling is None else sampling
         ids, seq = parent.tokens(sample), parent.sequences[sample]
@@ -161,7 +164,7 @@ class Engine:
 
     def cancel(self, request: Request) -> None:
         """See Request.cancel."""
-        self._loop.ask(self._core.cancel, request, if_open=True)
+        self._loop.ask(self._core.cancel, check_request(request), if_open=True)
 
     def stats(self) -> Stats:
         """A snapshot; the engine does not stop for it."""
@@ -170,7 +173,7 @@ class Engine:
     def log(self, since: int = 0) -> list[LogEntry]:
         """What happened to requests that they did not ask for (prefix hits, copies, evictions, preemptions,
         swaps), from the entry of this number on; the last 4096 are kept."""
-        return self._core.log.since(since)
+        return self._core.log.since(check_index("since", since, MAX_INDEX))
 
     def close(self) -> None:
         """Stop after the step that runs; requests that are not finished fail. Free what was loaded.

@@ -68,5 +68,5 @@ def check_index(name: str, value: Any, last: int) -> int:
         index = None
     if index is None or not 0 <= index <= last:
         todo = f"Use an integer from 0 to {last}"
-        raise RequestError(f"{name} = {shorten(repr(value))}", where="request", todo=todo)
+        raise RequestError(f"{name} = {shown(value)}", where="request", todo=todo)
     return index

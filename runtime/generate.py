@@ -15,7 +15,7 @@ import numpy as np
 
 from runtime.completion import Completion, Event
 from runtime.engine import Engine
-from runtime.errors import RequestError, shorten
+from runtime.errors import RequestError, shown
 from runtime.load import load
 from runtime.prompt import Prompt, as_prompts
 from runtime.request import Request
@@ -60,6 +60,8 @@ def generate(
     iterator of events instead, as they come from all prompts; leaving it early cancels what is not finished.
     Raises RequestError before anything runs if a prompt or a parameter cannot be served.
     """
+    if not isinstance(stream, bool):
+        raise RequestError(f"stream = {shown(stream)}", where="generate", todo="Use True or False")
     many = as_prompts(prompts)
     shorthand = Sampling(
         max_new_tokens=max_new_tokens,
@@ -102,7 +104,7 @@ def _per_prompt(
     for given in samplings:
         if not isinstance(given, Sampling):
             todo = "Use runtime.Sampling, one or one per prompt"
-            raise RequestError(f"sampling = {shorten(repr(given))}", where="generate", todo=todo)
+            raise RequestError(f"sampling = {shown(given)}", where="generate", todo=todo)
     if len(samplings) != count or len(seeds) != count:
         found = f"{len(samplings)} samplings and {len(seeds)} seeds for {count} prompts"
         raise RequestError(found, where="generate", todo="Give one for all, or one per prompt")

@@ -9,7 +9,7 @@ from runtime import machine
 from runtime.artifact import Artifact, Verify
 from runtime.cpu.executor import CpuExecutor
 from runtime.engine import Engine
-from runtime.errors import ResourceError
+from runtime.errors import ResourceError, shown
 from runtime.executor import Executor
 from runtime.kv.cache import Cache
 from runtime.kv.group import Group
@@ -53,6 +53,9 @@ def load(
     Raises ArtifactError, and ResourceError before any memory is taken that is not there; Engine.memory is the
     plan, which `plan` gives without loading.
     """
+    if not isinstance(prefix_cache, bool):
+        what = f"prefix_cache = {shown(prefix_cache)}"
+        raise ResourceError(what, where="load", todo="Use True or False")
     num_threads = machine.default_threads() if threads is None else threads
     options = Options.of(kv_blocks, kv_memory, max_step_tokens, max_requests, swap_memory, num_threads)
     artifact = Artifact.open(path, verify=verify, digest=digest)
@@ -63,7 +66,8 @@ def load(
         executor, memory = _open_gpu(artifact, found, options)
     else:
         todo = "Leave it out, or load for the target cpu"
-        raise ResourceError(f"isa = {isa!r} with the target {found.name}", todo=todo)
+        what = f"isa = {shown(isa)} with the target {found.name}"
+        raise ResourceError(what, where="load", todo=todo)
     cache = Cache(
         [Group(group.blocks, group.window) for group in memory.groups],
         block=memory.groups[0].block if memory.groups else 16,

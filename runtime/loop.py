@@ -67,7 +67,7 @@ class Loop:
         """Stop after the step that runs; requests that are not finished fail."""
         with self._wake:
             self._closing = self._closing or EngineError(
-                "the engine is closed", todo="Load the artifact again"
+                "it is closed", where="engine", todo="Load the artifact again"
             )
             self._wake.notify()
         self._thread.join()
@@ -87,11 +87,15 @@ class Loop:
         except BaseException as error:  # a fault of the engine itself: nothing after it can be trusted
             with self._wake:
                 self._closing = EngineError(
-                    f"the engine broke down ({error!r})", todo="Load the artifact again"
+                    f"it broke down ({error!r})", where="engine", todo="Load the artifact again"
                 )
         with self._wake:
             for request in self._open:
-                self._abandon(request, self._closing or EngineError("the engine is closed"))
+                self._abandon(
+                    request,
+                    self._closing
+                    or EngineError("it is closed", where="engine", todo="Load the artifact again"),
+                )
             self._open.clear()
 
     def _abandon(self, request: Request, error: Exception) -> None:

@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from runtime.errors import ResourceError, shorten
+from runtime.errors import ResourceError, shown
 
 _UNITS = {
     "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
+MAX_DIGITS = 30
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
@@ -105,10 +106,15 @@ def _words(path: Path) -> list[str]:
 def parse_bytes(size: int | str, name: str = "", other: str = "") -> int:
     """Bytes from a number or a text such as "2GiB", "1.5 GB". name, other: the option's, and what else it
     takes, for the message."""
-    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
-        return size
-    match = _SIZE.fullmatch(size) if isinstance(size, str) else None
-    if match is None or match[2].lower() not in _UNITS or len(match[1]) > 30:
+    found = size if isinstance(size, int) and not isinstance(size, bool) else _from_text(size)
+    if found is None or not 0 <= found < 2**63:
         todo = f"Give bytes as a number, or a text such as '2GiB'{other}"
-        raise ResourceError(f"{shorten(repr(size))} is not a size", where=name, todo=todo)
+        raise ResourceError(f"{shown(size)} is not a size", where=name, todo=todo)
+    return found
+
+
+def _from_text(size: object) -> int | None:
+    match = _SIZE.fullmatch(size) if isinstance(size, str) else None
+    if match is None or match[2].lower() not in _UNITS or len(match[1]) > MAX_DIGITS:
+        return None
     return int(float(match[1]) * _UNITS[match[2].lower()])

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.errors import RequestError, shorten
+from runtime.errors import RequestError, shown
 from runtime.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
@@ -19,9 +19,7 @@ def as_prompts(prompts: Any) -> list[Any]:
     if isinstance(prompts, str):
         return [prompts]
     if not _is_list(prompts):
-        raise RequestError(
-            f"{shorten(repr(prompts))} is no prompt", where="prompts", todo=_KINDS + ", or several"
-        )
+        raise RequestError(f"{shown(prompts)} is no prompt", where="prompts", todo=_KINDS + ", or several")
     if len(prompts) == 0:
         raise RequestError("there is none", where="prompts", todo="Give at least one, of at least one token")
     return [prompts] if isinstance(prompts[0], Mapping | int | np.integer) else list(prompts)
@@ -37,13 +35,13 @@ def encode(prompt: Any, tokenizer: Tokenizer | None, vocab_size: int, *, answer:
     elif _is_list(prompt):
         ids = list(prompt)
     else:
-        raise RequestError(f"{shorten(repr(prompt))} is no prompt", where="prompt", todo=_KINDS)
+        raise RequestError(f"{shown(prompt)} is no prompt", where="prompt", todo=_KINDS)
     for at, token in enumerate(ids):
         if isinstance(token, bool) or not isinstance(token, int | np.integer) or not 0 <= token < vocab_size:
             todo = f"Use integers from 0 to {vocab_size - 1}, a text, or messages"
             if isinstance(token, str):
                 todo = "Several texts are several prompts: submit each, or give them to runtime.generate"
-            raise RequestError(f"token {at} is {token!r}", where="prompt", todo=todo)
+            raise RequestError(f"token {at} is {shown(token)}", where="prompt", todo=todo)
     return np.array(ids, np.int32)
 
 

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from runtime.errors import RequestError, shorten
+from runtime.errors import RequestError, shown
 from runtime.kv.cache import Cache
 from runtime.kv.pins import Pins
 from runtime.manifest import Model
+from runtime.request import Request
 from runtime.sampling import MAX_BEAMS, Sampling
 from runtime.service import Service
+
+
+def check_request(value: Any, name: str = "request") -> Request:
+    """Raises RequestError where it is none."""
+    if not isinstance(value, Request):
+        raise RequestError(
+            f"{name} = {shown(value)}", where="engine", todo="Give what Engine.submit returned"
+        )
+    return value
 
 
 def check_servable(ids: np.ndarray, sampling: Sampling, model: Model, has_tokenizer: bool) -> None:
     """Whether the model can take the prompt, ids: [S], and give what is asked for. Raises RequestError."""
     if not isinstance(sampling, Sampling):
-        what = f"sampling = {shorten(repr(sampling))}"
+        what = f"sampling = {shown(sampling)}"
         raise RequestError(what, where="request", todo="Use runtime.Sampling")
     context, num_tokens = model.max_context, len(ids)
     if num_tokens == 0:

@@ -7,13 +7,14 @@ import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from collections.abc import Sequence as Seq
 from functools import partial
+from numbers import Real
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from runtime.completion import Completion, Event
-from runtime.errors import RequestError, check_index
+from runtime.errors import RequestError, check_index, shown
 from runtime.sampling import Sampling
 from runtime.sequence import Sequence
 from runtime.service import Service
@@ -255,4 +256,10 @@ class Request:
 
 
 def _waitable(timeout_s: float | None) -> float | None:
-    return None if timeout_s is None else min(timeout_s, LONGEST_S)
+    """Raises RequestError for what is no time to wait."""
+    if timeout_s is None:
+        return None
+    if not isinstance(timeout_s, Real) or isinstance(timeout_s, bool) or not timeout_s >= 0:
+        todo = "Use a number of seconds, or None"
+        raise RequestError(f"timeout_s = {shown(timeout_s)}", where="request", todo=todo)
+    return float(min(timeout_s, LONGEST_S))

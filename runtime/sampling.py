@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal
 
-from runtime.errors import RequestError, shorten
+from runtime.errors import RequestError, shown
 
 MAX_LOGPROBS = 1000
 MIN_TEMPERATURE = 1e-5  # below, logits / temperature leaves what 32-bit floats resolve
@@ -100,7 +100,7 @@ def fresh_seed() -> int:
 
 
 def _bad(name: str, value: Any, want: str) -> RequestError:
-    return RequestError(f"{name} = {shorten(repr(value))}", where="sampling", todo=f"Use {want}")
+    return RequestError(f"{name} = {shown(value)}", where="sampling", todo=f"Use {want}")
 
 
 def _integer(name: str, value: Any, low: int, high: int) -> int:
@@ -141,12 +141,16 @@ def _stops(stop: Any) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Sequence) else None
     if stops is None or not all(isinstance(s, str) and s for s in stops):
         raise _bad("stop", stop, "a text or several, none of them empty")
+    if len(set(stops)) < len(stops):
+        raise _bad("stop", stop, "each text once")
     return stops
 
 
 def _ids(ids: Any) -> tuple[int, ...]:
     try:
-        found = tuple(ids)
+        found = None if isinstance(ids, str | bytes | Mapping) else tuple(ids)
     except TypeError:
-        raise _bad("stop_token_ids", ids, "a list of token ids") from None
+        found = None
+    if found is None:
+        raise _bad("stop_token_ids", ids, "a list of token ids")
     return tuple(_integer("stop_token_ids", token_id, 0, 2**31 - 1) for token_id in found)

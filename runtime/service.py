@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from runtime.errors import RequestError, shorten
+from runtime.errors import RequestError, shown
 
 MAX_PRIORITY = 1000
 LEAD = 16  # requests submitted before it that one of the next higher priority overtakes
@@ -51,4 +51,4 @@ def _is_number(value: Any) -> bool:
 
 
 def _bad(name: str, value: Any, want: str) -> RequestError:
-    return RequestError(f"{name} = {shorten(repr(value))}", where="request", todo=f"Use {want}")
+    return RequestError(f"{name} = {shown(value)}", where="request", todo=f"Use {want}")

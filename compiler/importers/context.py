@@ -39,7 +39,8 @@ _NAMED_BY_MODULE = frozenset({"linear", "layer_norm", "rms_norm", "embed", "atte
 def torch_dtype(dtype: Any) -> DType:
     """The IR's element type for torch's. Raises ImportRefused on one that it does not have."""
     if str(dtype) not in _DTYPES:
-        raise ImportRefused(f"element type {dtype} is not one of the IR's")
+        what, todo = f"element type {dtype} is not one of the IR's", f"Convert it to {', '.join(DType)}"
+        raise ImportRefused(what, where="model", todo=todo)
     return _DTYPES[str(dtype)]
 
 

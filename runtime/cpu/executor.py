@@ -187,7 +187,7 @@ class CpuExecutor:
     @property
     def _handle(self) -> int:
         if self._engine is None:
-            raise EngineError("the executor is closed", todo="Load the artifact again")
+            raise EngineError("the executor is closed", where="engine", todo="Load the artifact again")
         return self._engine
 
     def _ok(self, name: str, code: int) -> None:

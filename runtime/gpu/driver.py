@@ -98,7 +98,9 @@ class DriverDevice:
             address = self.api.allocate_host(max(num_bytes, 1))
         except OutOfMemory:
             raise ResourceError(
-                f"{num_bytes} bytes of pinned host memory cannot be had", todo="Free memory of the host"
+                f"{num_bytes} bytes of pinned memory cannot be had",
+                where="the host",
+                todo="Free some of its memory",
             ) from None
         self._host.add(address)
         memory = memoryview((c.c_uint8 * max(num_bytes, 1)).from_address(address))
@@ -181,6 +183,7 @@ class DriverDevice:
 
 def _refused(num_bytes: int, what: str, name: str, free: int) -> ResourceError:
     return ResourceError(
-        f"{num_bytes:,} bytes for {what} cannot be had: {name} has {free:,} bytes free",
+        f"{num_bytes:,} bytes for {what} cannot be had: it has {free:,} bytes free",
+        where=name,
         todo="Use smaller max_step_tokens, max_requests or kv_memory, or free memory",
     )

@@ -144,5 +144,5 @@ class GpuExecutor:
     @property
     def _open_device(self) -> Device:
         if self._device is None:
-            raise EngineError("the executor is closed", todo="Load the artifact again")
+            raise EngineError("the executor is closed", where="engine", todo="Load the artifact again")
         return self._device

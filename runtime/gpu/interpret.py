@@ -70,7 +70,8 @@ class InterpretedDevice:
             raw = np.empty(num_bytes + ALIGNMENT, np.uint8)
         except MemoryError as error:
             todo = "Use smaller max_step_tokens, max_requests or kv_memory"
-            raise ResourceError(f"{num_bytes} bytes for {what} cannot be had", todo=todo) from error
+            refused = f"{num_bytes} bytes for {what} cannot be had"
+            raise ResourceError(refused, where="this machine", todo=todo) from error
         address = raw.ctypes.data + -raw.ctypes.data % ALIGNMENT
         self._memory[address] = raw
         return address
@@ -158,12 +159,13 @@ def _interpreter() -> Any:
         from triton.runtime import interpreter
     except ImportError as error:
         raise ResourceError(
-            "the target triton-interpret needs triton", todo="pip install 'octavo[triton]'"
+            "it needs Triton", where="triton-interpret", todo="Install it: pip install 'octavo[triton]'"
         ) from error
     knobs: Any = getattr(triton, "knobs")  # noqa: B009 - its stubs lack it
     if not knobs.runtime.interpret:
         raise ResourceError(
             "Triton was imported for compiling in this process",
+            where="triton-interpret",
             todo="Use a fresh process, or set TRITON_INTERPRET=1 before it starts",
         )
     found: Any = interpreter

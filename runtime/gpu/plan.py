@@ -151,7 +151,8 @@ def _launch(fields: Fields) -> Launch:
 def _operand(fields: Fields) -> Operand:
     kinds = [kind for kind in ("buffer", "weight", "input", "size") if kind in fields.value]
     if len(kinds) != 1:
-        raise ArtifactError("an operand must be one of buffer, weight, input and size", where=fields.where)
+        what = "an operand must be one of buffer, weight, input and size"
+        raise ArtifactError(what, where=fields.where, todo="Compile the model again")
     kind = kinds[0]
     if kind == "size":
         return Operand(kind, value=_expression(fields.get("size"), fields, "size"))

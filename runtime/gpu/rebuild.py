@@ -33,7 +33,8 @@ def cache_folder() -> Path:
         user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     except RuntimeError as error:  # a user without a home
         todo = "Set OCTAVO_CACHE to a folder for them"
-        raise ArtifactError("there is no place to keep kernels built for this GPU", todo=todo) from error
+        what = "there is no place to keep kernels built for this GPU"
+        raise ArtifactError(what, where="the home folder", todo=todo) from error
     return Path(user) / "octavo/rebuilt"
 
 

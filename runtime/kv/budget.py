@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runtime import machine
-from runtime.errors import ResourceError, shorten
+from runtime.errors import ResourceError, shown
 from runtime.kv.group import Group
 from runtime.limits import Limits
 from runtime.manifest import MAX_INT32, KVGroup
@@ -28,10 +28,13 @@ class Budget:
     def of(kv_blocks: int | None = None, kv_memory: int | str | None = None) -> Budget:
         """kv_memory: bytes, or a text such as "2GiB" or "40%". Raises ResourceError."""
         if kv_blocks is not None and kv_memory is not None:
-            raise ResourceError("kv_blocks and kv_memory are both given", todo="Give one of them")
+            raise ResourceError(
+                "kv_blocks and kv_memory are both given", where="load", todo="Give one of them"
+            )
         if kv_blocks is not None:
             if isinstance(kv_blocks, bool) or not isinstance(kv_blocks, int) or kv_blocks < 1:
-                raise ResourceError(f"kv_blocks = {kv_blocks!r}", todo="Use an integer of at least 1")
+                what, todo = f"kv_blocks = {shown(kv_blocks)}", "Use an integer of at least 1"
+                raise ResourceError(what, where="load", todo=todo)
             return Budget(blocks=kv_blocks)
         if kv_memory is None:
             return Budget()
@@ -72,7 +75,8 @@ def plan_blocks(
     for group, count in zip(groups, counts, strict=True):
         if count * group.block > MAX_INT32:
             todo = f"Use at most {MAX_INT32 // group.block} blocks"
-            raise ResourceError(f"{count} blocks of {group.block} tokens exceed 32-bit slots", todo=todo)
+            what = f"{shown(count)} blocks of {group.block} tokens exceed 32-bit slots"
+            raise ResourceError(what, where="KV cache", todo=todo)
     return counts
 
 
@@ -84,5 +88,5 @@ def _percent(text: str) -> float:
     match = _SHARE.fullmatch(text)
     if match is None or not 0 < float(match[1]) <= 100:
         todo = "Use a share of the free memory such as '40%', up to 100%"
-        raise ResourceError(f"kv_memory = {shorten(repr(text))}", todo=todo)
+        raise ResourceError(f"kv_memory = {shown(text)}", where="load", todo=todo)
     return float(match[1])

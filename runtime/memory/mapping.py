@@ -20,7 +20,8 @@ def anonymous(size: int, what: str) -> np.ndarray:
         memory = mmap.mmap(-1, max(size, 1), flags=flags)
     except (OSError, OverflowError) as error:
         todo = "Use smaller max_step_tokens, max_requests or kv_memory"
-        raise ResourceError(f"{size} bytes for {what} cannot be mapped ({error})", todo=todo) from error
+        refused = f"{size} bytes for {what} cannot be mapped ({error})"
+        raise ResourceError(refused, where="this machine", todo=todo) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         try:
             memory.madvise(mmap.MADV_HUGEPAGE)

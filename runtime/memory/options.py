@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from runtime import machine
-from runtime.errors import ResourceError
+from runtime.errors import ResourceError, shown
 from runtime.kv.budget import Budget, plan_blocks
 from runtime.limits import Limits
 from runtime.manifest import KVGroup, Model
@@ -77,5 +77,6 @@ def _count(name: str, value: int | None, default: int) -> int:
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**20:
-        raise ResourceError(f"{name} = {value!r}", todo="Use an integer from 1 to 1048576")
+        what, todo = f"{name} = {shown(value)}", "Use an integer from 1 to 1048576"
+        raise ResourceError(what, where="load", todo=todo)
     return value

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime import machine
-from runtime.errors import RequestError, ResourceError
+from runtime.errors import RequestError, ResourceError, shown
 from runtime.kv.group import Group
 from runtime.limits import Limits
 from runtime.manifest import KVGroup
@@ -131,7 +131,7 @@ class MemoryPlan:
         """
         if isinstance(length, bool) or not isinstance(length, int) or not 1 <= length <= self.max_context:
             todo = f"Use 1 to {self.max_context}, the context"
-            raise RequestError(f"length = {length!r}", where="concurrent", todo=todo)
+            raise RequestError(f"length = {shown(length)}", where="concurrent", todo=todo)
         step_tokens = self.limits.max_step_tokens
         fit = [group.blocks // group.most_blocks(length, step_tokens) for group in self.groups]
         return min([self.limits.max_requests, *fit])

@@ -237,10 +237,10 @@ def test_a_kernel_that_cannot_be_loaded_is_named(stub, device):
 def test_memory_that_does_not_fit_is_refused_with_the_numbers(stub, device):
     stub.fails = dict.fromkeys(("cuMemAlloc", "cuMemHostAlloc"), Code.CUDA_ERROR_OUT_OF_MEMORY)
     with pytest.raises(
-        ResourceError, match="1,000 bytes for the arena cannot be had: H100 has 80 bytes free"
+        ResourceError, match="H100: 1,000 bytes for the arena cannot be had: it has 80 bytes free"
     ):
         device.allocate(1000, "the arena")
-    with pytest.raises(ResourceError, match="1000 bytes of pinned host memory"):
+    with pytest.raises(ResourceError, match="the host: 1000 bytes of pinned memory"):
         device.host_array(1000)
 
 
@@ -349,7 +349,7 @@ def test_hips_errors_name_the_call():
     stub = HipStub()
     device = DriverDevice(HipApi(stub))
     stub.fails = {"hipMalloc": 2, "hipStreamSynchronize": 719}
-    with pytest.raises(ResourceError, match="64 bytes for data cannot be had: MI300X has 80 bytes free"):
+    with pytest.raises(ResourceError, match="MI300X: 64 bytes for data cannot be had: it has 80 bytes free"):
         device.allocate(64, "data")
     with pytest.raises(EngineError, match="MI300X: hipStreamSynchronize failed: error 719, in words"):
         device.synchronize()

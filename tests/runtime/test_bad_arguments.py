@@ -1,0 +1,165 @@
+"""Every argument of the Python interface, given what it cannot be: refused, with where and what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import runtime
+from runtime import OctavoError, Sampling
+from runtime.service import Service
+from tests.runtime import made
+from tests.runtime.fake import fake_engine
+
+NAN, HUGE = float("nan"), 10**5000  # of more digits than Python writes
+NO_NUMBER: list[Any] = [NAN, "x", "", b"x", [1], {}, object(), np.array([1, 2]), lambda: 1]
+NO_COUNT = [-1, 2**70, HUGE, 1.5, True, *NO_NUMBER]
+NO_TEXT: list[Any] = [5, HUGE, True, b"x", [1], {}, object(), np.array([1, 2])]
+NO_IDS: list[Any] = [5, HUGE, "x", b"x", {}, object(), [1.5], [True], [-1], [2**40], [None], ["a"], NAN]
+NO_PATH: list[Any] = [None, 5, NAN, b"x", [], {}, object(), "nowhere", "a\nb\0c", "\ud800", "x" * 300]
+
+FIELDS = {
+    "max_new_tokens": NO_COUNT,
+    "temperature": [-1, 2**70, True, float("inf"), -float("inf"), 1e-30, *NO_NUMBER],
+    "top_k": NO_COUNT,
+    "top_p": [0, -1, 1.01, float("inf"), True, *NO_NUMBER],
+    "min_p": [-0.1, 1.01, float("inf"), True, *NO_NUMBER],
+    "seed": NO_COUNT,
+    "stop": [5, HUGE, "", ["a", ""], ["a", "b", "a"], [1], [None], b"x", {"a"}, object()],
+    "stop_token_ids": [i for i in NO_IDS if i != "x"] + ["", "x", [2**31]],
+    "ignore_eos": [None, 0, "yes", np.array([1, 2])],
+    "logprobs": NO_COUNT,
+    "prompt_logprobs": NO_COUNT,
+    "n": [0, *NO_COUNT],
+    "beams": [0, *NO_COUNT],
+    "length_penalty": [11, -11, True, float("inf"), *NO_NUMBER],
+    "early_stopping": [None, 0, "always", np.array([1, 2])],
+}
+SERVICE = {
+    "priority": [1001, -1001, *NO_COUNT[1:]],
+    "timeout_s": [0, -1, float("inf"), True, *NO_NUMBER],
+    "cache_salt": [None, *NO_TEXT],
+}
+LOAD = {
+    "path": NO_PATH,
+    "target": ["abacus", "", *NO_TEXT],
+    "threads": [0, *NO_COUNT],
+    "kv_blocks": [0, *NO_COUNT],
+    "kv_memory": [-1, HUGE, NAN, True, "x", "", "0%", "101%", "nan%", "3 zb", "9" * 40, b"x", [1], object()],
+    "max_step_tokens": [0, *NO_COUNT],
+    "max_requests": [0, *NO_COUNT],
+    "prefix_cache": [None, 0, "x", HUGE, np.array([1, 2])],
+    "swap_memory": [-1, HUGE, NAN, None, "x", "40%", b"x", [1]],
+    "verify": ["slow", "", *NO_TEXT],
+    "digest": ["", "sha256:0", *NO_TEXT],
+    "isa": ["v9", "", *NO_TEXT],
+}
+
+
+def refused(call: Callable[[], Any], shown: str) -> None:
+    with pytest.raises(OctavoError) as error:
+        call()
+    assert error.value.where and error.value.todo and error.value.what, shown
+    assert len(str(error.value)) < 700, shown
+
+
+@pytest.mark.parametrize(
+    ("kind", "table"), [(Sampling, FIELDS), (Service, SERVICE)], ids=["sampling", "service"]
+)
+def test_fields_are_refused(kind: Any, table: dict[str, list[Any]]) -> None:
+    assert set(table) == {field.name for field in dataclasses.fields(kind)}
+    for name, values in table.items():
+        for index, value in enumerate(values):
+            refused(lambda name=name, value=value: kind(**{name: value}), f"{name}, {index}")
+
+
+def test_what_is_loaded_is_refused(tmp_path: Path) -> None:
+    engine = made.write(tmp_path / "tiny.octavo")
+    assert set(LOAD) == set(inspect.signature(runtime.load).parameters)
+    planned = set(inspect.signature(runtime.plan).parameters)
+    assert planned <= set(LOAD)
+    for name, values in LOAD.items():
+        for index, value in enumerate(values):
+            given = {"path": engine, name: value}
+            refused(lambda given=given: runtime.load(**given), f"{name}, {index}")
+            if name in planned:
+                refused(lambda given=given: runtime.plan(**given), f"plan: {name}, {index}")
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[runtime.Engine]:
+    with fake_engine() as engine:
+        yield engine
+
+
+IDS = [3, 1, 4]
+NO_PROMPT: list[Any] = [[], "a text", [{"role": "user", "content": "x"}], np.zeros((2, 2)), [10**6], *NO_IDS]
+NO_REQUEST: list[Any] = [None, 5, "x", [], {}, object(), IDS]
+REQUEST = {
+    "prompt": NO_PROMPT,
+    "sampling": [5, "x", {}, [], Sampling],
+    "prompt_index": NO_COUNT,
+    **SERVICE,
+}
+
+
+def test_requests_are_refused(engine: runtime.Engine) -> None:
+    assert set(REQUEST) == set(inspect.signature(engine.submit).parameters)
+    for name, values in REQUEST.items():
+        for index, value in enumerate(values):
+            given = {"prompt": IDS, name: value}
+            refused(lambda given=given: engine.submit(**given), f"submit: {name}, {index}")
+            if name in ("prompt", *SERVICE) and name != "timeout_s":
+                given = {"prompt": IDS * 20, name: value}
+                refused(lambda given=given: engine.pin(**given), f"pin: {name}, {index}")
+
+
+def test_what_is_asked_of_requests_is_refused(engine: runtime.Engine) -> None:
+    parent = engine.submit(IDS, Sampling(3))
+    parent.result()
+    table: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
+        "sampling": (lambda v: parent.fork(v), [5, "x", {}, Sampling]),
+        "append": (lambda v: parent.fork(append=v), [v for v in NO_PROMPT if not isinstance(v, list) or v]),
+        "sample": (lambda v: parent.fork(sample=v), [1, *NO_COUNT]),
+        "keep": (lambda v: parent.fork(keep=v), [4, *NO_COUNT]),
+        "timeout_s": (lambda v: parent.fork(timeout_s=v), SERVICE["timeout_s"]),
+        "parent": (lambda v: engine.fork(v), NO_REQUEST),
+        "cancel": (lambda v: engine.cancel(v), NO_REQUEST),
+        "log": (lambda v: engine.log(v), [None, *NO_COUNT]),
+        "tokens": (lambda v: parent.tokens(v), [1, *NO_COUNT]),
+        "result": (lambda v: parent.result(v), [-1, True, *NO_NUMBER]),
+        "results": (lambda v: parent.results(v), [-1, True, *NO_NUMBER]),
+    }
+    for name, (call, values) in table.items():
+        for index, value in enumerate(values):
+            refused(lambda call=call, value=value: call(value), f"{name}, {index}")
+
+
+def test_what_is_generated_from_is_refused(engine: runtime.Engine) -> None:
+    table: dict[str, list[Any]] = {
+        **FIELDS,
+        **SERVICE,
+        "stop": [v for v in FIELDS["stop"] if v != ""],
+        "seed": [*FIELDS["seed"][:4], [1, 2], ["x"]],
+        "stream": [None, 1, "x", np.array([1, 2])],
+    }
+    rest = set(inspect.signature(runtime.generate).parameters) - {"engine", "prompts", "sampling"}
+    assert set(table) == rest
+    for name, values in table.items():
+        for index, value in enumerate(values):
+            refused(
+                lambda name=name, value=value: runtime.generate(engine, [IDS], **{name: value}),
+                f"{name}, {index}",
+            )
+    for index, value in enumerate([None, 5, "", [], [None], [[]], {}, object(), np.zeros((2, 2))]):
+        refused(lambda value=value: runtime.generate(engine, value), f"prompts, {index}")
+    for index, value in enumerate([5, "x", [], [Sampling(), Sampling()], [None], object()]):
+        refused(lambda value=value: runtime.generate(engine, [IDS], value), f"sampling, {index}")
+    for index, value in enumerate(NO_PATH):
+        refused(lambda value=value: runtime.generate(value, [IDS]), f"engine, {index}")
