@@ -9,7 +9,7 @@ from typing import Any
 
 from compiler.cli.chat import conversation as files
 from compiler.cli.chat.conversation import Conversation
-from compiler.cli.chat.figures import figures, lines
+from compiler.cli.chat.figures import count, figures, lines
 from compiler.cli.chat.session import Session, Show, Turn
 from compiler.cli.nearest import or_nearest
 from runtime.errors import RequestError
@@ -110,10 +110,12 @@ def _state(conversation: Conversation) -> Reply:
     """How far the conversation is, with the start of its last message."""
     if not conversation.messages:
         return Reply("the conversation is empty")
-    last, turns = conversation.messages[-1], conversation.num_turns
+    last = conversation.messages[-1]
     words = " ".join(last["content"].split())
     start = words if len(words) <= 60 else words[:57] + "..."
-    return Reply(f"{turns} turn{'s' * (turns != 1)}, the last message is the {last['role']}'s: {start}")
+    return Reply(
+        f"{count(conversation.num_turns, 'turn')}, the last message is the {last['role']}'s: {start}"
+    )
 
 
 COMMANDS: dict[str, Callable[[Session, str], Reply]] = {

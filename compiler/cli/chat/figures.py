@@ -27,8 +27,8 @@ def of_turn(turn: Turn) -> dict[str, Any]:
 def line(turn: Turn) -> str:
     """`42 tokens, 38.1 tokens/s, first after 0.12 s, 320 of 345 prompt tokens reused`."""
     completion = turn.completion
-    count, first_s = len(completion.token_ids), completion.timings.first_token_s
-    parts = [f"{count:,} token{'s' * (count != 1)}"]
+    first_s = completion.timings.first_token_s
+    parts = [count(len(completion.token_ids), "token")]
     if turn.tokens_per_s is not None:
         parts.append(f"{turn.tokens_per_s:.1f} tokens/s")
     if first_s is not None:
@@ -83,10 +83,10 @@ def lines(found: dict[str, Any]) -> str:
     return "\n".join(
         [
             *said,
-            f"conversation: {found['turns']} turns, {found['context_tokens']:,} of "
+            f"conversation: {count(found['turns'], 'turn')}, {found['context_tokens']:,} of "
             f"{found['max_context']:,} tokens of context",
-            f"{found['answers']} answers: {found['output_tokens']:,} tokens; {found['cached_tokens']:,} of "
-            f"{found['prompt_tokens']:,} prompt tokens cached ({share:.0f}%)",
+            f"{count(found['answers'], 'answer')}: {count(found['output_tokens'], 'token')}; "
+            f"{found['cached_tokens']:,} of {found['prompt_tokens']:,} prompt tokens cached ({share:.0f}%)",
             f"KV cache: {_blocks(found['blocks_cached'])} of {_blocks(found['blocks_total'])} blocks hold "
             f"earlier turns, {in_units(found['kv_cached_bytes'])} of {in_units(found['kv_bytes'])}"
             + (f"; {evicted} blocks were evicted" if evicted else ""),
@@ -98,10 +98,15 @@ def _last(last: dict[str, Any]) -> str:
     speed = "" if last["tokens_per_s"] is None else f" at {last['tokens_per_s']:.1f} tokens/s"
     first = "" if last["first_token_s"] is None else f", the first after {last['first_token_s']:.2f} s"
     return (
-        f"{last['output_tokens']:,} tokens{speed}{first}; {last['cached_tokens']:,} of "
+        f"{count(last['output_tokens'], 'token')}{speed}{first}; {last['cached_tokens']:,} of "
         f"{last['prompt_tokens']:,} prompt tokens cached, seed {last['seed']}"
     )
 
 
 def _blocks(counts: list[int]) -> str:
     return " and ".join(f"{count:,}" for count in counts)
+
+
+def count(number: int, noun: str) -> str:
+    """`1 turn`, `2,000 turns`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"

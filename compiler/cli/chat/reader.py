@@ -22,17 +22,25 @@ def read_message(read: ReadLine) -> str:
     Raises EOFError at the end; a message that it cuts off is given as it is.
     """
     text = read(PROMPT)
-    quoted = text.lstrip().startswith(QUOTES)
-    if quoted:
-        text = text.lstrip()[len(QUOTES) :]
+    if text.lstrip().startswith(QUOTES):
+        return _quoted(text.lstrip().removeprefix(QUOTES), read)
     try:
-        while quoted and not text.rstrip().endswith(QUOTES):
-            text += "\n" + read(MORE)
-        while not quoted and text.endswith("\\"):
-            text = text[:-1] + "\n" + read(MORE)
+        while text.endswith("\\"):
+            text = text[:-1] + "\n"
+            text += read(MORE)
     except EOFError:
-        return text.strip()
-    return text.rstrip().removesuffix(QUOTES).strip("\n") if quoted else text.strip()
+        pass
+    return text.strip()
+
+
+def _quoted(text: str, read: ReadLine) -> str:
+    """text: what follows the first quotes in their line."""
+    try:
+        while not text.rstrip().endswith(QUOTES):
+            text += "\n" + read(MORE)
+    except EOFError:
+        pass
+    return text.rstrip().removesuffix(QUOTES).strip("\n")
 
 
 def line_reader(prompts: bool) -> ReadLine:

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 from compiler.cli.chat import figures
 from compiler.cli.chat.commands import Reply
 from compiler.cli.chat.session import Session, Turn
-from compiler.cli.errors import describe
+from runtime.errors import OctavoError
 
 # Control characters that a terminal would obey, but for newlines and tabs.
 _CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
@@ -51,7 +51,7 @@ class Text:
 
     def error(self, line: str, error: Exception) -> None:
         self.arrived()
-        print(f"octavo: {describe(error)}", file=sys.stderr, flush=True)
+        print(f"octavo: {_parts(error)}".translate(_CONTROLS), file=sys.stderr, flush=True)
 
     def note(self, text: str) -> None:
         """A line for who looks on, dim."""
@@ -87,7 +87,9 @@ class Json:
         _print({"line": line, "text": reply.text, "found": found})
 
     def error(self, line: str, error: Exception) -> None:
-        _print({"line": line, "error": describe(error)})
+        said = _parts(error)
+        fields = {"what": said.what, "where": said.where, "todo": said.todo}
+        _print({"line": line, "error": {"kind": type(error).__name__, **fields}})
 
     def note(self, text: str) -> None:
         """Nobody reads it."""
@@ -95,6 +97,15 @@ class Json:
 
 def _print(fields: dict[str, Any]) -> None:
     print(json.dumps(fields, ensure_ascii=False), flush=True)
+
+
+def _parts(error: Exception) -> OctavoError:
+    """Of a file, as of all else. (Names are those of /set, and not of the command's options.)"""
+    if isinstance(error, OctavoError):
+        return error
+    assert isinstance(error, OSError)
+    todo = "Check the path and its permissions"
+    return OctavoError(error.strerror or type(error).__name__, where=str(error.filename), todo=todo)
 
 
 def _has_styles(stream: TextIO) -> bool:
