@@ -33,11 +33,11 @@ class Tools:
         for process in running:
             end_group(process)
 
-    def run(self, command: Sequence[str]) -> tuple[int, str]:
+    def run(self, command: Sequence[str], directory: Path) -> tuple[int, str]:
         """(exit code, what it wrote to stderr). Raises OSError where it cannot be started."""
         process = self.start(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            env={**os.environ, "TMPDIR": str(self.folder), "LC_ALL": "C"}, text=True,
+            env={**os.environ, "TMPDIR": str(self.folder), "LC_ALL": "C"}, text=True, cwd=directory,
         )  # fmt: skip
         said = process.communicate()[1]
         with self._lock:

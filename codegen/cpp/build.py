@@ -96,7 +96,7 @@ def compiler_command(arch: str) -> tuple[list[str], bool]:
     if native:
         for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
             if name and shutil.which(name):
-                return [name], False
+                return [os.path.abspath(name) if os.sep in name else name], False
     if importlib.util.find_spec("ziglang"):
         return [sys.executable, "-m", "ziglang", "c++"], True
     what = "no C++ compiler was found" if native else f"this machine cannot build for {arch} by itself"
@@ -153,7 +153,7 @@ class _Build:
     """One level's library: its objects, and how they are built."""
 
     def __init__(self, directory: Path, objects: Path, level: Level, tools: Tools, cache: Cache) -> None:
-        self.directory, self.objects, self.level = directory, objects, level
+        self.directory, self.objects, self.level = directory.absolute(), objects, level
         self.tools, self.cache = tools, cache
         self.command, zig = compiler_command(level.arch)
         self.flags = (*_zig_flags(level), *_portable(FLAGS)) if zig else (*level.flags, *FLAGS)
@@ -167,7 +167,7 @@ class _Build:
             out.write_bytes(found)
             return out
         flags = [flag for flag in self.flags if flag not in LINK_FLAGS]
-        self._run(source, [*flags, "-c", str(source), "-o", str(out)])
+        self._run(source, [*flags, "-c", source.name, "-o", str(out)])  # no object names its folder
         self.cache.put("objects", key, out.read_bytes())
         return out
 
@@ -181,7 +181,7 @@ class _Build:
 
     def _run(self, what: Path, args: Sequence[str]) -> None:
         try:
-            code, said = self.tools.run([*self.command, *args])
+            code, said = self.tools.run([*self.command, *args], self.directory)
         except OSError as error:
             todo = "Check that CXX names a compiler that runs"
             raise BuildError(f"it could not be run: {error}", where=self.command[0], todo=todo) from error
