@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from codegen import cpp
-from codegen.cache import Cache, default_cache
+from codegen.cache import Cache, cache_folder, default_cache
 from codegen.kv_block import BLOCKS
 from compiler import importers, manifest, trial
 from compiler.artifact import ArtifactWriter
@@ -68,7 +68,7 @@ def compile_artifact(
     told = progress or Progress()
     with _refusals():
         found, writer, cache = _opened(out, targets, options, isa, invariant, force)
-        flight = _preflight(source, found, options, writer.out, cache)
+        flight = _preflight(source, found, options, writer.out)
         told.preflight(flight)
         flight.check()
         with refused_writes(flight), writer:
@@ -87,8 +87,8 @@ def plan_compile(
 ) -> Preflight:
     """What compile_artifact would read, write and take; nothing is written."""
     with _refusals():
-        found, writer, cache = _opened(out, targets, options, isa, invariant, force)
-        flight = _preflight(source, found, options, writer.out, cache)
+        found, writer, _ = _opened(out, targets, options, isa, invariant, force)
+        flight = _preflight(source, found, options, writer.out)
         if flight.survey.kind == "unknown":  # the import says what is wrong with it
             importers.load(source, max_context=options.max_context, weights=options.weights)
         return flight
@@ -121,9 +121,7 @@ def _opened(
     return find_targets(targets, isa, invariant), ArtifactWriter(out, force), cache
 
 
-def _preflight(
-    source: Any, targets: Sequence[Target], options: Options, out: Path, cache: Cache
-) -> Preflight:
+def _preflight(source: Any, targets: Sequence[Target], options: Options, out: Path) -> Preflight:
     dtype = element_type(options, targets)
     return preflight(
         source,
@@ -134,7 +132,8 @@ def _preflight(
         dtype=dtype,
         max_context=options.max_context,
         block=options.block,
-        rates=Rates() if options.check else read_rates(cache.folder),
+        rates=Rates() if options.check else read_rates(cache_folder()),
+        cached=options.cache,
     )
 
 
@@ -288,7 +287,7 @@ class Compile:
             num_bytes = sum((path / targets[0].weights).stat().st_size for targets in self.kinds.values())
             tensors, kind = len(imported.graph.weights), f"{imported.info.source_kind}, {self.dtype}"
             measured = measured_rates(self.watch.cpu_s, kind, num_bytes, tensors, self.built)
-            keep_rates(self.cache.folder, measured)
+            keep_rates(cache_folder(), measured)
 
     def _write_tokenizer(self, imported: Imported) -> None:
         """Copy the checkpoint's tokenizer, if the runtime can read it."""

@@ -126,9 +126,7 @@ class Preflight:
         if self.seconds_cached is not None:
             parts.append(f"{duration(self.seconds_cached)} if its kernels are in the cache")
         if self.seconds_built is not None:
-            parts.append(
-                f"{duration(self.seconds_built)} if {'none is' if parts else 'no kernel is in the cache'}"
-            )
+            parts.append(f"{duration(self.seconds_built)} if {'none is' if parts else 'all are built'}")
         return f"about {', '.join(parts)} (by the compiles here before, and the load now)"
 
 
@@ -143,8 +141,11 @@ def preflight(
     max_context: int | None,
     block: int,
     rates: Rates,
+    cached: bool,
 ) -> Preflight:
-    """num_kinds: of targets that share a file of weights. targets: see Preflight."""
+    """num_kinds: of targets that share a file of weights. targets: see Preflight. cached: whether kernels are
+    looked for in the cache.
+    """
     variants = sum(max(1, len(levels)) for levels in targets.values())
     weights = survey.num_weights * SIZES[dtype]
     write_bytes = weights * num_kinds + variants * KERNEL_BYTES
@@ -161,7 +162,7 @@ def preflight(
         write_bytes=write_bytes,
         memory_bytes=_memory(survey, targets),
         disk_bytes=shutil.disk_usage(out.parent).free,
-        seconds_cached=seconds[0],
+        seconds_cached=seconds[0] if cached else None,
         seconds_built=seconds[1],
     )
 
@@ -214,7 +215,9 @@ def _standing(out: Path) -> str | None:
 
 
 def megabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.0f} MB"
+    if num_bytes < 1e9:
+        return f"{num_bytes / 1e6:,.0f} MB" if num_bytes >= 1e7 else f"{num_bytes / 1e6:,.1f} MB"
+    return f"{num_bytes / 1e9:,.1f} GB"
 
 
 def duration(seconds: float) -> str:
