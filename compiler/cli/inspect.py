@@ -48,6 +48,15 @@ def command(
             metavar="FILE",
         ),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html",
+            help="Write one page with everything: graphs, what passes change, memory, kernels. It needs no "
+            "network.",
+            metavar="FILE",
+        ),
+    ] = None,
     kernels: Annotated[
         bool,
         typer.Option(
@@ -58,7 +67,7 @@ def command(
     ] = False,
     requests: Annotated[
         int | None,
-        typer.Option(help="With --kernels: requests in the step. Default 16.", min=1, max=2**16),
+        typer.Option(help="With --kernels or --html: requests in the step. Default 16.", min=1, max=2**16),
     ] = None,
     context: Annotated[
         int | None, typer.Option(help="Cached tokens of each before it. Default 2048.", min=0)
@@ -98,6 +107,8 @@ def command(
 
     octavo inspect model.octavo --ir 12 --graph paged.dot
 
+    octavo inspect model.octavo --html model.html
+
     octavo inspect model.octavo --kernels --target cuda:sm_90
 
     octavo inspect model.octavo --kernels --requests 64 --context 4000 --json
@@ -111,8 +122,8 @@ def command(
         max_step_tokens=max_step_tokens,
         max_requests=max_requests,
     )
-    _one_view(memory, list_stages, diff, graph, kernels)
-    if ir is not None and any((memory, list_stages, diff, kernels)):
+    _one_view(memory, list_stages, diff, graph, html, kernels)
+    if ir is not None and any((memory, list_stages, diff, html, kernels)):
         raise CompileError("goes with --graph alone", where="--ir", todo="Leave one of the options out")
     if memory:
         _memory(engine, target, options, length or [], as_json)
@@ -129,6 +140,8 @@ def command(
         _diff(artifact, [find_stage(artifact, name, target) for name in diff], as_json)
     elif graph is not None:
         _graph(artifact, find_stage(artifact, ir or "graph", target), graph, as_json)
+    elif html is not None:
+        _html(artifact, html, step, as_json)
     elif ir is not None:
         _ir(artifact, find_stage(artifact, ir, target), as_json)
     elif kernels:
@@ -140,7 +153,7 @@ def command(
 
 
 def _one_view(*asked: object) -> None:
-    names = ("--memory", "--stages", "--diff", "--graph", "--kernels")
+    names = ("--memory", "--stages", "--diff", "--graph", "--html", "--kernels")
     chosen = [name for name, value in zip(names, asked, strict=True) if value]
     if len(chosen) > 1:
         raise CompileError("show different things", where=" and ".join(chosen), todo="Give one of them")
@@ -202,6 +215,23 @@ def _graph(artifact: Artifact, stage: StageFile, path: Path, as_json: bool) -> N
         print(json.dumps({"file": str(path), **told}))
     else:
         print(f"{path}: {stage.name}, {told['nodes']:,} nodes, {told['edges']:,} edges")
+
+
+def _html(
+    artifact: Artifact, path: Path, step: tuple[int | None, int | None, int | None], as_json: bool
+) -> None:
+    from compiler.inspect.files import write_whole
+    from compiler.inspect.page import page
+
+    text, told = page(artifact, step)
+    write_whole(path, text)
+    num_bytes = len(text.encode())
+    if as_json:
+        print(json.dumps({"file": str(path), "bytes": num_bytes, **told}))
+        return
+    print(f"{path}: {num_bytes / 1e6:.1f} MB, {told['stages']} stages. Open it in a browser")
+    if told["stages"] == len(artifact.manifest.targets):
+        print(f"It shows the lowered graph alone. {TODO}.")
 
 
 def _kernels(

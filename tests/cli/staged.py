@@ -51,30 +51,30 @@ def _norm(name: str, x: str, weight: str, loc: str) -> list[str]:
 
 
 def _layer(n: int, x: str, path: str, mask: str) -> list[str]:
-    heads = H // D
-    p, split = f"l{n}", f"f32[1,{H // D},S,{D}] // {path}"
-    rows = f"f32[1,S,{heads},{D}] // {path}"
-    ops = _norm(f"{p}.norm1", x, f"{path}.norm1.weight", f"{path}.norm1")
+    heads, at = H // D, json.dumps(path)[1:-1]  # as a loc has it
+    p, split = f"l{n}", f"f32[1,{H // D},S,{D}] // {at}"
+    rows = f"f32[1,S,{heads},{D}] // {at}"
+    ops = _norm(f"{p}.norm1", x, f"{path}.norm1.weight", f"{at}.norm1")
     for name in "qkv":
         weight = json.dumps(f"{path}.{name}.weight")
         ops += [
             f"  %{p}.{name} = linear %{p}.norm1.scaled, @{weight}: f32[{H},{H}] "
-            f": f32[1,S,{H}] // {path}.{name}",
+            f": f32[1,S,{H}] // {at}.{name}",
             f"  %{p}.{name}r = reshape %{p}.{name} {{shape=[1, S, {heads}, {D}]}} : {rows}",
             f"  %{p}.{name}t = transpose %{p}.{name}r {{perm=[0, 2, 1, 3]}} : {split}",
         ]
     ops += [
         f"  %{p}.o = attention %{p}.qt, %{p}.kt, %{p}.vt {{scale=0.25, mask={mask}}} : {rows}",
-        f"  %{p}.or = reshape %{p}.o {{shape=[1, S, {H}]}} : f32[1,S,{H}] // {path}",
-        f"  %{p}.mid = add %{x}, %{p}.or : f32[1,S,{H}] // {path}",
+        f"  %{p}.or = reshape %{p}.o {{shape=[1, S, {H}]}} : f32[1,S,{H}] // {at}",
+        f"  %{p}.mid = add %{x}, %{p}.or : f32[1,S,{H}] // {at}",
     ]
-    ops += _norm(f"{p}.norm2", f"{p}.mid", f"{path}.norm2.weight", f"{path}.norm2")
+    ops += _norm(f"{p}.norm2", f"{p}.mid", f"{path}.norm2.weight", f"{at}.norm2")
     up, down = (json.dumps(f"{path}.{name}.weight") for name in ("up", "down"))
     return ops + [
-        f"  %{p}.up = linear %{p}.norm2.scaled, @{up}: f32[{I},{H}] : f32[1,S,{I}] // {path}.up",
-        f"  %{p}.act = silu %{p}.up : f32[1,S,{I}] // {path}.act",
-        f"  %{p}.down = linear %{p}.act, @{down}: f32[{H},{I}] : f32[1,S,{H}] // {path}.down",
-        f"  %{p}.out = add %{p}.mid, %{p}.down : f32[1,S,{H}] // {path}",
+        f"  %{p}.up = linear %{p}.norm2.scaled, @{up}: f32[{I},{H}] : f32[1,S,{I}] // {at}.up",
+        f"  %{p}.act = silu %{p}.up : f32[1,S,{I}] // {at}.act",
+        f"  %{p}.down = linear %{p}.act, @{down}: f32[{H},{I}] : f32[1,S,{H}] // {at}.down",
+        f"  %{p}.out = add %{p}.mid, %{p}.down : f32[1,S,{H}] // {at}",
     ]
 
 
