@@ -1,4 +1,7 @@
-"""The demo model, compiled once for each state of the compiler's source, and transformers' own copy of it."""
+"""The demo model, compiled once for each state of the compiler's source, and transformers' own copy of it.
+
+Both artifacts are compiled in measured processes: how much memory and time that took is kept beside them.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,16 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import compiler
 from codegen import cpp
 from tests.codegen.harness import levels
+from tests.model.measured import Measured, compile_measured
 
 ROOT = Path(__file__).parents[2]
 GGUF = ROOT / "build" / "demo" / "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -43,40 +48,78 @@ def best_level(dtype: str) -> str:
     return next(name for name in levels() if name in cpp.default_levels(bf16=dtype == "bf16"))
 
 
-def compiled(source: Path, dtype: str) -> Path:
-    """The artifact for this machine, which one of the run's processes compiles while the others wait."""
-    out = CACHE / compiler_key() / f"{source.stem}.{dtype}.octavo"
+@contextmanager
+def made_once() -> Iterator[Path]:
+    """The folder of what one of the run's processes makes for all, while the others wait."""
+    folder = CACHE / compiler_key()
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE.parent / "tests.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (out / "manifest.json").is_file():
+        if not folder.is_dir():
             for old in sorted(CACHE.glob("*"), key=lambda p: p.stat().st_mtime)[:-2]:  # of earlier compilers
                 shutil.rmtree(old)
-            out.parent.mkdir(parents=True, exist_ok=True)
-            compiler.compile(source, out, dtype=dtype, isa=[best_level(dtype)])
+            folder.mkdir()
+        yield folder
+
+
+def compiled(source: Path, dtype: str, *isa: str) -> Path:
+    """The artifact of a checkpoint for ISA levels, or for all."""
+    with made_once() as folder:
+        out = folder / f"{source.stem}.{dtype}.octavo"
+        if not _measurement(out).is_file():
+            shutil.rmtree(out, ignore_errors=True)
+            _measurement(out).write_text(json.dumps(asdict(compile_measured(source, out, dtype, isa))))
     return out
+
+
+def _measurement(artifact: Path) -> Path:
+    return artifact.with_suffix(".json")
+
+
+def measured(artifact: Path) -> Measured:
+    """What compiling one of the demo model's artifacts took."""
+    return Measured(**json.loads(_measurement(artifact).read_text()))
+
+
+@pytest.fixture(scope="session")
+def demo_directory(demo_gguf: Path) -> Path:
+    """The demo model as a Hugging Face directory of float32 safetensors, as transformers reads the file."""
+    with made_once() as folder:
+        directory = folder / "smollm2"
+        if not directory.is_dir():
+            model = _read_model(demo_gguf.parent, gguf_file=demo_gguf.name)
+            model.hf_quantizer = None
+            if hasattr(model.config, "quantization_config"):
+                del model.config.quantization_config
+            model.save_pretrained(directory.with_suffix(".part"))
+            directory.with_suffix(".part").rename(directory)
+    return directory
 
 
 @pytest.fixture(scope="session")
 def demo_f32(demo_gguf: Path) -> Path:
-    """The demo model's artifact at f32."""
+    """The demo model's artifact at f32, for every ISA level, compiled from the GGUF."""
     return compiled(demo_gguf, "f32")
 
 
 @pytest.fixture(scope="session")
-def demo_bf16(demo_gguf: Path) -> Path:
-    return compiled(demo_gguf, "bf16")
+def demo_bf16(demo_directory: Path) -> Path:
+    """The demo model's artifact at bf16, for this machine, compiled from a Hugging Face directory."""
+    return compiled(demo_directory, "bf16", best_level("bf16"))
 
 
 @pytest.fixture(scope="session")
-def reference_model(demo_gguf: Path) -> Iterator[Any]:
+def reference_model(demo_directory: Path) -> Any:
     """transformers' model of the same file, float32."""
+    return _read_model(demo_directory)
+
+
+def _read_model(directory: Path, **options: Any) -> Any:
     import torch
     import transformers
 
-    yield transformers.AutoModelForCausalLM.from_pretrained(
-        demo_gguf.parent, gguf_file=demo_gguf.name, dtype=torch.float32
-    ).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, **options)
+    return model.eval()
 
 
 @pytest.fixture(scope="session")

@@ -13,16 +13,10 @@ import pytest
 import safetensors.numpy
 import transformers
 
-from tests.model.test_compile import MEGABYTE, import_bytes, run_measured
+from tests.model.measured import MEGABYTE, compile_measured
 
 VOCAB, HIDDEN, FFN, HEADS = 200_000, 1024, 256, 4
 LARGEST = VOCAB * HIDDEN * 2  # bytes, bfloat16
-
-COMPILE = """
-    import sys
-    import compiler
-    compiler.compile(sys.argv[1], sys.argv[2], isa=["v3"], dtype=sys.argv[3])
-"""
 
 
 def arrays() -> dict[str, Any]:
@@ -79,7 +73,6 @@ def gguf_file(path: Path) -> Path:
 @pytest.mark.parametrize(("form", "dtype"), [("huggingface", "bf16"), ("gguf", "f32")])
 def test_the_largest_tensor_is_in_memory_once_at_most(form: str, dtype: str, tmp_path: Path) -> None:
     source = huggingface(tmp_path / "hf") if form == "huggingface" else gguf_file(tmp_path / "m.gguf")
-    base = import_bytes()
-    peak, seconds = run_measured(COMPILE, str(source), str(tmp_path / "m.octavo"), dtype)
-    print(f"{form} to {dtype}: {(peak - base) / 1e6:.0f} MB above importing torch, {seconds:.0f} s of CPU")
-    assert peak - base < LARGEST + 300 * MEGABYTE
+    taken = compile_measured(source, tmp_path / "m.octavo", dtype, ["v3"])
+    print(f"{form} to {dtype}: {taken}")
+    assert taken.peak_bytes < LARGEST + 300 * MEGABYTE

@@ -48,10 +48,12 @@ def kl(expected: np.ndarray, found: np.ndarray) -> float:
     return float((p.exp() * (p - q)).sum(-1).mean())
 
 
-def test_bfloat16_is_as_close_to_float32_as_transformers_is(demo_bf16: Path, reference_model: Any) -> None:
+def test_bfloat16_is_as_close_to_float32_as_transformers_is(
+    demo_f32: Path, demo_bf16: Path, reference_model: Any
+) -> None:
     import copy
 
-    ids = text_ids(demo_bf16)
+    ids = text_ids(demo_f32)
     exact = reference_logits(reference_model, ids).numpy()
     theirs = kl(exact, reference_logits(copy.deepcopy(reference_model).bfloat16(), ids).numpy())
     ours = kl(exact, Stepper(demo_bf16).logits(ids))
