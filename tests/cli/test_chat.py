@@ -418,6 +418,18 @@ def test_what_is_spelt_with_other_special_tokens_is_another_conversation() -> No
     assert spellings.respelt(ids) == ids == [SPECIAL, OPEN, AB, CLOSE]
 
 
+def test_a_character_of_several_tokens_is_kept_whole() -> None:
+    """Tokens that are bytes: the first of a character decodes to as much text as all of it."""
+    spellings = Spellings(lambda ids: bytes(ids).decode(errors="replace"))
+    known = list("a\N{DRAGON}".encode())
+    spellings.add(known)
+    ids = list("a\N{DRAGON}b".encode())
+    assert spellings.respelt(ids) == ids
+    assert spellings._known == [known]  # found: a character that began otherwise is none
+    assert spellings.respelt(list("a\N{DRAGON FACE}b".encode())) == list("a\N{DRAGON FACE}b".encode())
+    assert spellings._known == []
+
+
 CHILD = """\
 import sys, time
 import runtime
@@ -431,7 +443,11 @@ def slow(self, step, forward=FakeExecutor.forward):
 
 FakeExecutor.forward = slow
 runtime.load = lambda *_, **__: fake_engine(tokenizer=letters(), max_context=4096, kv_blocks=256)
-main(["chat", "any.octavo", "--seed", "3"])
+try:
+    main(["chat", "any.octavo", "--seed", "3"])
+finally:
+    heavy = {"torch", "transformers", "sympy", "onnx", "triton", "networkx", "compiler.driver"}
+    print("imported:", *sorted(heavy & set(sys.modules)))
 """
 
 
@@ -462,6 +478,7 @@ class Typist:
         os.write(self.fd, keys.encode())
 
     def end(self) -> int:
+        """The exit code, once it has ended: a closed terminal would end it."""
         try:
             while os.read(self.fd, 65536):
                 pass
@@ -497,5 +514,6 @@ def test_on_a_terminal(tmp_path: Path) -> None:
     child.type("/sta\t\r")  # Tab
     assert "conversation: 1 turn, " in child.until(">>> ")
     child.type("\x04")
+    assert child.until("imported:").strip() == "" and child.until("\n") == "\r"
     assert child.end() == 0
     assert (tmp_path / "chat_history").stat().st_mode & 0o777 == 0o600

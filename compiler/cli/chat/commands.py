@@ -29,7 +29,7 @@ HELP = """\
 A line that ends in \\ goes on in the next; \"\"\" begins and ends a message of many lines.
 Ctrl-C stops an answer. A message that begins with a slash is sent with two: //"""
 
-ALIASES = {"/?": "/help", "/quit": "/exit", "/bye": "/exit", "/reset": "/clear"}
+ALIASES = {"/?": "/help", "/quit": "/exit", "/bye": "/exit", "/reset": "/clear", "/regen": "/retry"}
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,9 @@ class Session:
     @property
     def num_tokens(self) -> int:
         """Tokens of the context that the conversation takes."""
-        messages = self.conversation.messages
-        return len(self._encode(self.conversation, answer=False)) if messages else 0
+        if not self.conversation.messages:
+            return 0
+        return len(self._spellings.respelt(self._encode(self.conversation, answer=False)))
 
     def ask(self, text: str, show: Show) -> Turn:
         """Send a message. Where no answer comes of it the conversation stays as it was.

@@ -39,11 +39,18 @@ class Spellings:
         """How many of the ids are the same text and special tokens as all that is known."""
         text = self._decode(known)
         end = bisect.bisect_left(range(len(ids)), len(text), key=lambda n: len(self._decode(ids[:n])))
+        while end < len(ids) and not self._is_whole(ids[:end], text):
+            end += 1
         special = [token for token in known if self._is_special(token)]
         while end < len(ids) and len(special) > sum(map(self._is_special, ids[:end])):
             end += 1
         same = [token for token in ids[:end] if self._is_special(token)] == special
         return end if same and self._decode(ids[:end]) == text else None
+
+    def _is_whole(self, ids: list[int], text: str) -> bool:
+        """Whether they are the text, or can be it no more. (Half a character is as long as a whole one.)"""
+        found = self._decode(ids)
+        return found == text or len(found) > len(text)
 
     def _is_special(self, token: int) -> bool:
         found = self._special.get(token)
