@@ -48,8 +48,13 @@ def compile(
     Raises compiler.errors.CompileError with what was wrong, where, and what to do.
     """
     # Imported here so that `import compiler`, which every subcommand does, needs neither sympy nor torch.
+    from compiler import arguments
     from compiler.driver import Options, compile_artifact
 
+    arguments.check(
+        out=out, target=target, dtype=dtype, max_context=max_context, block=block, isa=isa,
+        invariant=invariant, weights=weights, check=check, dump_ir=dump_ir, cache=cache, force=force,
+    )  # fmt: skip
     folder = None if dump_ir is None else Path(dump_ir)
     return compile_artifact(
         source,
@@ -83,8 +88,13 @@ def preflight(
     It prints as the lines that `octavo compile` starts with; `.json` is all of it. Raises
     compiler.errors.CompileError where a compile could not begin.
     """
+    from compiler import arguments
     from compiler.driver import Options, plan_compile
 
+    arguments.check(
+        out=out, target=target, dtype=dtype, max_context=max_context, block=block, isa=isa,
+        invariant=invariant, weights=weights, check=check, cache=cache, force=force,
+    )  # fmt: skip
     options = Options(dtype, max_context, block, weights, check, None, cache)
     return plan_compile(source, Path(out), target, options, isa=isa, invariant=invariant, force=force)
 
@@ -107,7 +117,9 @@ def explain(
 
     Raises compiler.errors.CompileError where there is no model to explain.
     """
+    from compiler import arguments
     from compiler.explanation import Asked
     from compiler.explanation import explain as explain_source
 
+    arguments.check(dtype=dtype, max_context=max_context, block=block, layer=layer)
     return explain_source(source, Asked(dtype, max_context, block, layer), progress)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.checkpoint import open_checkpoint
-from compiler.weights import WeightError
+from compiler.errors import CompileError
 
 POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx", "seq_length")
 MAX_ITEMS = 1 << 24  # of a GGUF file's arrays and tables that are walked through
@@ -46,10 +46,11 @@ class Survey:
 def survey(source: Any, *, weights: bool = True) -> Survey:
     """source: as compiler.compile takes it. weights: False for shapes alone."""
     if not isinstance(source, str | Path):
-        counts = [int(p.numel()) for p in source.parameters()] if hasattr(source, "parameters") else []
-        return Survey("module", counts=counts)
+        if not hasattr(source, "parameters"):
+            return Survey("unknown")
+        return Survey("module", counts=[int(p.numel()) for p in source.parameters()])
     path = Path(source)
-    with suppress(WeightError, OSError, ValueError, RecursionError):
+    with suppress(CompileError, OSError, ValueError, RecursionError, TypeError, AttributeError):
         if path.is_dir():
             return _directory(path, weights)
         if path.suffix == ".gguf":

@@ -87,6 +87,7 @@ class CpuTarget(Target):
 
     def __init__(self, isa: Sequence[str] | None) -> None:
         super().__init__("cpu")
+        isa = [isa] if isinstance(isa, str) else isa
         for level in isa or ():
             cpp.find_level(level)
         self._isa = isa

@@ -13,17 +13,18 @@ from dataclasses import dataclass
 
 from compiler.cli.usage import UsageError, usage
 from compiler.errors import CompilerFault
-from runtime.errors import OctavoError
+from runtime.errors import OctavoError, shorten
 
 BAD_INPUT = 2
 OUR_FAULT = 1
+LEVELS = ("0", "1", "2", "3", "4", "5")  # of DEBUG
 COMPILE_LIBRARIES = ("torch", "transformers", "accelerate", "gguf", "onnx", "sympy", "networkx", "ml_dtypes")
 REPORT = "This is a fault of Octavo's: report it, with what DEBUG=1 adds and the files of --dump-ir DIR"
 RENAMED = {"n": "-n", "timeout_s": "--timeout"}  # other options are called as in Python, with dashes
 OPTIONS = (
     "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "logprobs", "n", "beams",
     "length_penalty", "timeout_s", "target", "threads", "isa", "kv_memory", "kv_blocks", "swap_memory",
-    "max_step_tokens", "max_requests", "max_context", "length",
+    "max_step_tokens", "max_requests", "max_context", "length", "dump_ir",
 )  # fmt: skip
 _VALUE = re.compile(rf"({'|'.join(OPTIONS)}) ?= ?(.*)", re.DOTALL)  # a refused value
 _NAMES = re.compile(rf"\b({'|'.join(name for name in OPTIONS if '_' in name)})\b(?: ?= ?)?")
@@ -52,9 +53,16 @@ class Said:
 
 
 def debug_level() -> int:
-    """The level of the environment variable DEBUG, 0 where unset or not a number."""
-    text = os.environ.get("DEBUG", "0")
-    return int(text) if text.isdigit() else 0
+    """The level of the environment variable DEBUG, 0 where unset or no level."""
+    text = os.environ.get("DEBUG", "") or "0"
+    return int(text) if text in LEVELS else 0
+
+
+def check_debug() -> None:
+    """Say of a DEBUG that is no level that nobody reads it so."""
+    text = os.environ.get("DEBUG", "")
+    if text and text not in LEVELS:
+        print(f"octavo: DEBUG={shorten(text)!r} is no level from 0 to 5: it counts as 0", file=sys.stderr)
 
 
 def report(error: BaseException, args: Sequence[str] = ()) -> int:
@@ -102,13 +110,17 @@ def say(error: BaseException, command: str = "") -> Said:
 def _said(
     kind: str, what: str, where: str = "", todo: str = "", shown: str = "", code: int = BAD_INPUT
 ) -> Said:
-    return Said(kind, _one_line(what), _one_line(where), _one_line(todo).removesuffix("."), shown, code)
+    where, what, todo = _printed(where), _printed(_joined(what)), _printed(_joined(todo)).removesuffix(".")
+    return Said(kind, what, where, todo, shown, code)
 
 
-def _one_line(text: str) -> str:
-    """Without what a terminal would act on."""
-    joined = " ".join(text.split("\n"))
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in joined)
+def _joined(text: str) -> str:
+    return " ".join(filter(None, (line.strip() for line in text.split("\n"))))
+
+
+def _printed(text: str) -> str:
+    """With an escape for what a terminal would act on."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _typed(what: str, where: str) -> tuple[str, str]:

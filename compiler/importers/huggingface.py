@@ -46,8 +46,9 @@ _POSITIONS = (
 
 def load_directory(directory: Path, max_context: int | None = None, *, weights: bool = True) -> Imported:
     """Import a checkpoint directory. weights: False for shapes alone. Raises ImportRefused or WeightError."""
-    config = read_config(directory)
+    check_config(directory)  # what can be refused before transformers, which takes seconds, is imported
     found, files = open_checkpoint(directory) if weights else (None, (directory / "config.json",))
+    config = read_config(directory)
     generation = _read_json(directory / "generation_config.json")
     return import_model(
         config,
@@ -60,8 +61,8 @@ def load_directory(directory: Path, max_context: int | None = None, *, weights: 
     )
 
 
-def read_config(directory: Path) -> Any:
-    """The configuration of a checkpoint. Raises ImportRefused on remote code and unknown model types."""
+def check_config(directory: Path) -> None:
+    """Raises ImportRefused on remote code, and on weights that are quantised."""
     raw = _read_json(directory / "config.json", required=True)
     if raw.get("auto_map"):
         raise ImportRefused(
@@ -77,6 +78,11 @@ def read_config(directory: Path) -> Any:
             where=f"{directory}/config.json",
             todo="Compile the one that it was made from",
         )
+
+
+def read_config(directory: Path) -> Any:
+    """The configuration of a checkpoint. Raises ImportRefused on remote code and unknown model types."""
+    check_config(directory)
     from transformers import AutoConfig
 
     with quiet():
