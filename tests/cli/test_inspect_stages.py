@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import xml.etree.ElementTree
 from collections import Counter
 from pathlib import Path
@@ -193,3 +195,17 @@ def test_without_stages_it_says_what_to_do(tmp_path: Path, capsys: pytest.Captur
     assert code == 2 and "has no stage '0'; it has graph. Compile the model with --dump-ir DIR" in err
     assert "Compile the model with --dump-ir DIR" in said(capsys, bare.path, "--stages")
     assert "--dump-ir" in " ".join(said(capsys, bare.path).split())
+
+
+@pytest.mark.parametrize("options", [[], ["--ir", "7"]])
+def test_reading_text_loads_nothing_heavy(plain: Staged, options: list[str]) -> None:
+    code = (
+        "import sys; from compiler.cli.main import main\n"
+        f"try: main(['inspect', {str(plain.path)!r}, *{options!r}])\n"
+        "except SystemExit as end: print('loaded:', end.code, *{name.split('.')[0] for name in sys.modules})"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    code, *loaded = said.rpartition("loaded: ")[2].split()
+    assert code in ("0", "None") and "runtime" in loaded
+    heavy = {"torch", "transformers", "sympy", "networkx", "onnx", "triton", "ml_dtypes", "ir"}
+    assert not heavy & set(loaded)

@@ -97,8 +97,8 @@ function stageStrip(chosen, choose) {
       title: `${stage.name}: ${plural(sizes[i], "op")}${same ? ", the same as before" : ""}`,
       onclick: () => choose(stage.name),
     },
-    el("span", { class: "tower" }, el("span", { class: "size" }, count(sizes[i])),
+    el("span", { class: "tower" },
       styled(el("span", { class: "fill" }), { height: `${(TOWER * sizes[i] / most).toFixed(1)}px` }), el("span", { class: "stage-name" }, name)),
-    el("span", { class: "stage-number" }, number || "·"));
+    el("span", { class: "size" }, count(sizes[i])), el("span", { class: "stage-number" }, number || "·"));
   }));
 }
