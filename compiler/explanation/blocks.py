@@ -135,10 +135,10 @@ class _Reader:
             index=key[1],
             attentions=tuple(self.attention(op) for op in ops if op.kind in ATTENTIONS),
             rotary=tuple(dict.fromkeys(self.rotary(op) for op in ops if op.kind == "rope")),
-            norms=Counter(_norm(op) for op in ops if op.kind in NORMS),
+            norms=dict(Counter(_norm(op) for op in ops if op.kind in NORMS)),
             linears=tuple(self.linear(op, prefix) for op in ops if op.kind == "linear"),
             num_linears=num_linears,
-            others=Counter(op.kind for op in ops if self.is_shown(op)),
+            others=dict(Counter(op.kind for op in ops if self.is_shown(op))),
             rewritten=self.history.rewritten.get(key, {}),
             misses=tuple(self.history.misses.get(key, ())),
         )

@@ -122,7 +122,7 @@ def _model(model: Model, imported: Imported, dtype: str) -> Model:
         parameters=sum(map(_size, weights)),
         weights=len(weights),
         tied=tied,
-        stored=stored,
+        stored=dict(stored),
         dtype=dtype,
         vocab_size=info.vocab_size,
         max_context=info.max_context,

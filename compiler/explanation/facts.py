@@ -48,6 +48,7 @@ class Missed:
     """A pattern that began to match at an op, and why it did not."""
 
     stage: str
+    rule: str
     reason: str
     op: str
     module: str

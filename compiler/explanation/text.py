@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -35,7 +36,7 @@ def text_of(found: Explanation) -> str:
     sections += [_detail(detail) for detail in found.details]
     if found.refused is not None:
         sections.append(_section(f"Refused by {found.refused.stage}", list(_refusal(found.refused))))
-        if found.blocks:
+        if sections[1:-1]:
             sections[-1] += "\nAbove is what was recognised until then.\n"
     return "\n".join(sections)
 
@@ -65,7 +66,7 @@ def _model(model: Model) -> Iterator[Row]:
     elif model.weights:
         yield "weights", f"{model.weights} arrays"
     if model.width is not None:
-        yield "shape", f"{model.num_layers} with attention, width {model.width:,}"
+        yield "shape", f"{_number(model.num_layers, 'layer')} with attention, width {model.width:,}"
     for name, modules in model.tied.items():
         yield "tied", f"@{name}: read by {', '.join(modules)}"
     if model.stored:
@@ -79,7 +80,7 @@ def _model(model: Model) -> Iterator[Row]:
     if model.positions:
         yield "positions", ", ".join(model.positions)
     for path, text in model.frozen.items():
-        yield "frozen", f"{path}: {text}"
+        yield "frozen", f"{path}: {text}, for shorter sequences too; --max-context sets it"
 
 
 def _value(value: Any) -> str:
@@ -160,7 +161,7 @@ def _rows(block: Block) -> Iterator[Row]:
         yield "passes", _counts(shown)
     for stage in dict.fromkeys(m.stage for m in block.misses if m.stage.startswith(SHOWN)):
         if not stage.startswith(("fuse_rope", "merge_")):
-            yield from (("near miss", f"{stage}: {reason}") for reason in _reasons(block.misses, stage))
+            yield from (("near miss", reason) for reason in _reasons(block.misses, stage, of_rule=True))
 
 
 def _counted(attentions: Sequence[Attention]) -> list[tuple[Attention, int]]:
@@ -170,6 +171,10 @@ def _counted(attentions: Sequence[Attention]) -> list[tuple[Attention, int]]:
         key = replace(attention, kv_layer=None)
         found[key] = found.get(key, 0) + 1
     return list(found.items())
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _times(count: int) -> str:
@@ -184,7 +189,8 @@ def _attention(a: Attention) -> str:
         *(["sinks"] if a.sinks else []),
         *(["ALiBi"] if a.alibi else []),
     ]
-    return f"{a.query_heads} query heads, {a.kv_heads} KV heads, size {size}, {', '.join(notes)}"
+    heads = f"{_number(a.query_heads, 'query head')}, {_number(a.kv_heads, 'KV head')}"
+    return f"{heads}, size {size}, {', '.join(notes)}"
 
 
 def _rotary(r: Rotary) -> str:
@@ -199,8 +205,10 @@ def _rotary(r: Rotary) -> str:
     return f"{part}{start}, paired as {pairs}{tables}"
 
 
-def _reasons(misses: Sequence[Missed], stage: str) -> list[str]:
-    return list(dict.fromkeys(m.reason for m in misses if m.stage == stage))
+def _reasons(misses: Sequence[Missed], stage: str, of_rule: bool = False) -> list[str]:
+    """Each reason once, after the rule that missed."""
+    found = [m for m in misses if m.stage == stage]
+    return list(dict.fromkeys(f"{m.stage} ({m.rule}): {m.reason}" if of_rule else m.reason for m in found))
 
 
 def _counts(counts: Mapping[str, int]) -> str:
@@ -227,7 +235,7 @@ def _places(locs: Sequence[str]) -> str:
     for container, index in map(block_of, locs):
         containers.setdefault(container, []).extend([] if index is None else [index])
     spans = ", ".join(f"{name} {_spans(numbers)}".strip() for name, numbers in containers.items() if numbers)
-    count = f"{len(locs)} layer{'s' * (len(locs) != 1)}"
+    count = _number(len(locs), "layer")
     return f"{spans} ({count})" if spans else count
 
 
@@ -239,10 +247,10 @@ def _detail(detail: Detail) -> str:
 def _refusal(refused: Refusal) -> Iterator[Row]:
     yield "reason", refused.reason
     for label, text in (
-        ("where", refused.where),
+        ("where", _short(refused.where)),
         ("op", refused.op),
         ("module", refused.module),
-        ("line", refused.line),
+        ("line", _short(refused.line)),
     ):
         if text:
             yield label, text
@@ -250,3 +258,8 @@ def _refusal(refused: Refusal) -> Iterator[Row]:
         yield "because", f"{miss.reason}, at {miss.op}" + (f" in {miss.module}" if miss.module else "")
     if refused.todo:
         yield "do", refused.todo
+
+
+def _short(place: str) -> str:
+    """A source line, its file named from the package on."""
+    return re.sub(r"^(File )?(\S*/site-packages/)?", "", place)

@@ -103,7 +103,7 @@ class Trace:
         proofs.update((note.op.outs[0].name, note.text) for note in stage.notes)
 
     def _missed(self, stage: str, miss: Miss) -> Missed:
-        return Missed(stage, miss.reason, _text(miss.op), miss.op.loc, self.line(miss.op))
+        return Missed(stage, miss.rule, miss.reason, _text(miss.op), miss.op.loc, self.line(miss.op))
 
     def line(self, op: Op) -> str:
         """The line of the model's source that an op, or else one of its operands, comes from."""
@@ -112,7 +112,9 @@ class Trace:
 
     def _refusal(self, error: PassError) -> Refusal:
         op = error.op
-        found = Refusal(error.pass_name, error.reason, error.hint.rstrip("."))
+        todo = "" if error.hint.startswith("octavo explain") else error.hint.rstrip(".")  # it is this
+        todo = todo[:1].upper() + todo[1:]
+        found = Refusal(error.pass_name, error.reason, todo)
         if op is not None:
             found = replace(found, op=_text(op), module=op.loc, line=self.line(op))
         return replace(found, because=tuple(self._because(block_of(op.loc) if op is not None else None)))

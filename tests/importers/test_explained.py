@@ -1,0 +1,42 @@
+"""Explanations of what was traced: a configuration alone, and a module with a mistake."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import compiler
+from tests.model import tiny
+
+
+class Summing(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x + torch.cumsum(x, dim=1)
+
+
+def test_a_configuration_is_enough(tmp_path: Path) -> None:
+    config = tiny.CONFIGS["gemma2"] | {"num_hidden_layers": 2, "num_key_value_heads": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "gemma2"}))
+    found = compiler.explain(tmp_path, dtype="bf16")
+    assert found.refused is None
+    attentions = [b.attentions[0] for b in found.blocks if b.index is not None]
+    assert [a.window for a in attentions] == [config["sliding_window"], None]
+    for a in attentions:
+        assert (a.query_heads, a.kv_heads) == (config["num_attention_heads"], 1)
+        assert (a.head_size, a.scale) == (config["head_dim"], config["query_pre_attn_scalar"] ** -0.5)
+    assert found.kv_bytes_per_token == 2 * 2 * 1 * config["head_dim"] * 2
+    assert list(found.model.tied) == ["model.embed_tokens.weight"]
+    assert found.model.config["sliding_window"] == tiny.WINDOW
+
+
+def test_a_module_that_mixes_tokens_is_refused_at_its_line() -> None:
+    refused = compiler.explain(tiny.build_plain(mix=Summing()), max_context=tiny.CONTEXT).refused
+    assert refused is not None
+    assert (refused.reason, refused.module) == ("cumsum runs along the tokens", "mix")
+    line = inspect.getsourcelines(Summing)[1] + 2
+    assert f"{Path(__file__).name}, line {line}, in forward" in refused.line
