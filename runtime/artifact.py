@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
@@ -17,8 +18,10 @@ from runtime.errors import ArtifactError, shown
 from runtime.hashes import file_hash
 from runtime.manifest import CpuTarget, FileEntry, Kernel, Manifest, Target, parse_manifest
 
-MAX_MANIFEST = 64 << 20
+MAX_MANIFEST = 16 << 20
+MAX_FILE = 256 << 20  # of one that is read into memory
 Verify = Literal["full", "fast"]
+Report = Callable[[int, int], None]
 _GIVE = "Give the directory that `octavo compile -o` wrote"
 _COPY = "Get an undamaged copy, or compile the model again"
 
@@ -29,10 +32,17 @@ class Artifact:
     manifest: Manifest
 
     @staticmethod
-    def open(path: str | os.PathLike[str], *, verify: Verify = "full", digest: str | None = None) -> Artifact:
+    def open(
+        path: str | os.PathLike[str],
+        *,
+        verify: Verify = "full",
+        digest: str | None = None,
+        report: Report | None = None,
+    ) -> Artifact:
         """Read the manifest and check the files: all of them, or with verify="fast" all but the weights.
 
-        digest: the digest that the manifest must have, with or without "sha256:".
+        digest: the digest that the manifest must have, with or without "sha256:". report(done, total) is told
+        how many bytes were hashed.
         """
         if not isinstance(verify, str) or verify not in ("full", "fast"):
             todo = "Use 'full' or 'fast'"
@@ -52,7 +62,7 @@ class Artifact:
                 todo="This is not the artifact that was expected: do not run it",
             )
         artifact = Artifact(root, manifest)
-        artifact.check_files(weights=verify == "full")
+        artifact.check_files(weights=verify == "full", report=report)
         return artifact
 
     def target(self, name: str) -> Target:
@@ -88,13 +98,15 @@ class Artifact:
             raise ArtifactError(what, where=str(self.root), todo=_COPY)
         return _locate(self.root, name)
 
-    def read(self, name: str, limit: int = 256 << 20) -> bytes:
+    def read(self, name: str, limit: int = MAX_FILE) -> bytes:
         self.path(name)
         return _read(self.root, name, limit)
 
-    def check_files(self, *, weights: bool) -> None:
+    def check_files(self, *, weights: bool, report: Report | None = None) -> None:
         """Compare sizes of all files, and SHA-256s of all or of all but the weights."""
         skip = set() if weights else {target.weights for target in self.manifest.targets.values()}
+        total = sum(entry.bytes for name, entry in self.manifest.files.items() if name not in skip)
+        done, told = 0, report or (lambda done, total: None)
         for name, entry in self.manifest.files.items():
             place = _locate(self.root, name)
             size = place.stat().st_size
@@ -103,7 +115,8 @@ class Artifact:
                     f"{size} bytes, the manifest says {entry.bytes}", where=str(place), todo=_COPY
                 )
             if name not in skip:
-                _check_hash(place, entry)
+                _check_hash(place, entry, lambda hashed, before=done: told(before + hashed, total))
+                done += size
 
     def kernel(self, isa: str | None = None) -> Kernel:
         """The first kernel that this CPU can run, or the one named `isa`."""
@@ -130,9 +143,9 @@ class Artifact:
         )
 
 
-def _check_hash(place: Path, entry: FileEntry) -> None:
+def _check_hash(place: Path, entry: FileEntry, report: Callable[[int], None]) -> None:
     try:
-        found = file_hash(place)
+        found = file_hash(place, report)
     except OSError as error:
         raise ArtifactError(f"cannot be read ({error.strerror})", where=str(place), todo=_COPY) from error
     if found != entry.sha256:

@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.errors import ArtifactError, shorten
+from runtime.errors import ArtifactError, shorten, shown
 from runtime.hashes import manifest_digest
 
 FORMAT, VERSION = "octavo", 1
 MAX_INT32 = 2**31 - 1
+MAX_JSON = 32 << 20  # bytes; what they become in memory is up to 25 times as much
 SHA256 = re.compile(r"[0-9a-f]{64}")
 TARGET_NAME = re.compile(r"[A-Za-z0-9_:.-]{1,64}")
 ARCHES = {"cuda": r"sm_[0-9]{2,3}", "hip": r"gfx[0-9a-f]{3,8}", "interpret": r".*"}  # by backend
@@ -171,8 +172,7 @@ class Fields:
 _AGAIN = "Compile the artifact again, or get an undamaged copy"
 
 
-def _short(value: Any) -> str:
-    return shorten(repr(value))
+_short = shown
 
 
 def safe_path(text: str, where: str) -> str:
@@ -198,10 +198,14 @@ def parse_json(data: bytes, where: str) -> Any:
             raise ValueError(f"a key occurs twice among {_short([key for key, _ in pairs])}")
         return found
 
+    if len(data) > MAX_JSON:
+        what = f"{len(data):,} bytes; of JSON at most {MAX_JSON:,} are read"
+        raise ArtifactError(what, where=where, todo=_AGAIN)
     try:
         return json.loads(data.decode("utf-8"), parse_constant=refuse, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"not valid JSON ({error})", where=where, todo=_AGAIN) from error
+        what = f"not valid JSON ({shorten(str(error), 200)})"
+        raise ArtifactError(what, where=where, todo=_AGAIN) from error
 
 
 def parse_manifest(data: bytes) -> Manifest:

@@ -25,7 +25,7 @@ from runtime.errors import ArtifactError, ResourceError
 from runtime.manifest import Fields, parse_json
 from runtime.memory.mapping import anonymous
 
-MAX_HEADER = 100 << 20
+MAX_HEADER = 16 << 20
 ALIGNMENT = 64
 PIECE_BYTES = 4 << 20
 COPY_SHARE = 0.4  # of free memory that a copy of the weights may take

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from compiler.cli.errors import debug_level
 from compiler.errors import CompileError
 
 if TYPE_CHECKING:
     from ir.graph import Graph
+    from passes.base import Pass, Result
 
 
 def command(
@@ -27,12 +29,10 @@ def command(
 
     octavo inspect model.octavo --ir graph | octavo opt - -p dce,cse
     """
+    from compiler.cli.terminal import Terminal
     from compiler.pass_text import describe, parse_passes
     from compiler.pipeline import pipeline
-    from compiler.refusal import refusal
     from ir.text import print_graph
-    from ir.verify import verify
-    from passes.base import PassError
 
     known = list(dict.fromkeys(type(each) for each in pipeline()))
     if list_passes:
@@ -40,19 +40,33 @@ def command(
         return
     wanted = parse_passes(passes, known)
     graph = _read(file)
-    for each in wanted:
-        try:
-            result = each.run(graph)
-        except PassError as error:
-            raise refusal(error, file) from error
-        except ValueError as error:  # a graph from elsewhere than where the pass stands in the pipeline
-            what = f"{each.name} does not apply to this graph: {error}"
-            todo = "Give the graph of the stage before it: octavo compile --dump-ir DIR writes all"
-            raise CompileError(what, where=file, todo=todo) from error
-        graph = result.graph
-        verify(graph)
-        print(f"{each.name}: {result.count}", file=sys.stderr)
+    with Terminal() as shown:
+        for each in wanted:
+            shown.stage(each.name)
+            result = _run(each, graph, file)
+            graph = result.graph
+            if not debug_level():
+                print(f"{each.name}: {result.count}", file=sys.stderr)
+            shown.graph(each.name, graph, result.count, result.misses)
     print(print_graph(graph), end="")
+
+
+def _run(each: Pass, graph: Graph, file: str) -> Result:
+    """A pass's result. Raises CompileError where it refuses the graph."""
+    from compiler.refusal import refusal
+    from ir.verify import verify
+    from passes.base import PassError
+
+    try:
+        result = each.run(graph)
+        verify(result.graph)
+    except PassError as error:
+        raise refusal(error, file) from error
+    except ValueError as error:  # a graph from elsewhere than where the pass stands in the pipeline
+        what = f"{each.name} does not apply to this graph: {error}"
+        todo = "Give the graph of the stage before it: octavo compile --dump-ir DIR writes all"
+        raise CompileError(what, where=file, todo=todo) from error
+    return result
 
 
 def _read(file: str) -> Graph:

@@ -8,6 +8,7 @@ are asked for, some rows at a time.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +17,13 @@ from typing import Any
 import numpy as np
 
 from compiler.importers.export import quiet
+from compiler.importers.gguf_header import check_header
 from compiler.importers.huggingface import convert_tokenizer, import_model, instantiate
 from compiler.importers.model import Imported
 from compiler.importers.refused import OTHER_FILE, ImportRefused, one_line
 from compiler.weights import BELONG, Array, WeightError
 from ir.types import DType, Tensor
+from runtime.errors import shown
 
 _PLAIN = {"F32": DType.F32, "F16": DType.F16, "BF16": DType.BF16, "F64": DType.F64}
 
@@ -105,20 +108,25 @@ class GgufSource:
         return self._tensors[name]
 
     def _stored(self, tensor: Any, rows: Any) -> Array:
-        """Rows as the file has them, dequantised."""
-        from gguf import dequantize
+        return stored_rows(self.path, tensor, rows)
 
-        data = tensor.data[rows]
-        if tensor.tensor_type.name in _PLAIN:
-            return data.view(_PLAIN[tensor.tensor_type.name].numpy)
-        try:
+
+def stored_rows(path: Path, tensor: Any, rows: Any) -> Array:
+    """Rows as the file has them, dequantised."""
+    from gguf import dequantize
+
+    data = tensor.data[rows]
+    if tensor.tensor_type.name in _PLAIN:
+        return data.view(_PLAIN[tensor.tensor_type.name].numpy)
+    try:
+        with np.errstate(all="ignore"):  # a scale may be infinite: --check and the trial find it
             return dequantize(data, tensor.tensor_type)
-        except (NotImplementedError, ValueError) as error:
-            raise WeightError(
-                f"type {tensor.tensor_type.name}, which the gguf package does not dequantise ({error})",
-                where=f"{self.path}, tensor {tensor.name!r}",
-                todo="Requantise the model to Q8_0 or F16",
-            ) from error
+    except (NotImplementedError, ValueError) as error:
+        raise WeightError(
+            f"type {tensor.tensor_type.name}, which the gguf package does not dequantise ({error})",
+            where=f"{path}, tensor {shown(tensor.name)}",
+            todo="Requantise the model to Q8_0 or F16",
+        ) from error
 
 
 class _Layout:
@@ -151,11 +159,12 @@ class _Layout:
 
 
 def _open(path: Path) -> Any:
+    check_header(path)
     from gguf import GGUFReader
 
     try:
         return GGUFReader(str(path))
-    except (ValueError, KeyError, IndexError, OSError) as error:
+    except (ValueError, KeyError, IndexError, OverflowError) as error:
         what = f"not a GGUF file, or truncated: {one_line(error)}"
         raise WeightError(what, where=str(path), todo="Download the file again") from error
 
@@ -255,10 +264,24 @@ def _refuse_unread(path: Path, reader: Any, config: Any) -> None:
 
 
 def _text(reader: Any, key: str) -> str:
-    field = reader.get_field(key)
-    return "" if field is None else str(field.contents())
+    return str(_contents(reader, key) or "")
 
 
 def _number(reader: Any, key: str) -> int | None:
+    found = _contents(reader, key)
+    if found is None or (isinstance(found, int | float) and math.isfinite(found)):
+        return None if found is None else int(found)
+    raise ImportRefused(
+        f"{key} is {shown(found)}, not a number", where=str(reader.data.filename), todo=OTHER_FILE
+    )
+
+
+def _contents(reader: Any, key: str) -> Any:
+    """A field's value, None without one. Raises ImportRefused on a text that is not UTF-8."""
     field = reader.get_field(key)
-    return None if field is None else int(field.contents())
+    try:
+        return None if field is None else field.contents()
+    except UnicodeDecodeError as error:
+        raise ImportRefused(
+            f"{shown(key)}: {error}", where=str(reader.data.filename), todo=OTHER_FILE
+        ) from error

@@ -28,7 +28,7 @@ FUZZERS = {
     "config": "configs",
 }  # from a fuzzer to its module
 KEPT = Path(__file__).parents[2] / "build/fuzz"
-TRACED = 25  # of so many cases the lines of one are counted
+TRACED = 10  # of so many cases the lines of one are counted
 MOST_FAULTS = 20
 
 

@@ -200,5 +200,5 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
 def test_a_truncated_file_is_refused(tmp_path: Path, keep: int) -> None:
     path = write(tmp_path / "m.gguf", stored(build()), Quant.F32)
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(WeightError, match="m.gguf: not a GGUF file, or truncated"):
+    with pytest.raises(WeightError, match="m.gguf: (truncated|.* too few for a GGUF file)"):
         load(path)
