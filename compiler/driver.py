@@ -18,10 +18,10 @@ from compiler import importers, manifest, trial
 from compiler.artifact import ArtifactWriter
 from compiler.check import Checker, random_batch
 from compiler.errors import CompileError
+from compiler.estimate import Preflight, preflight, refused_writes
 from compiler.importers import Imported
 from compiler.importers.model import MAX_CONTEXT
 from compiler.pipeline import Stage, pipeline, run_pipeline
-from compiler.preflight import Preflight, preflight, refused_writes
 from compiler.progress import Progress, Stopwatch
 from compiler.rates import Rates, keep_rates, measured_rates, read_rates
 from compiler.refusal import OF_A_MODEL, refusal

@@ -23,7 +23,8 @@ def file_hash(path: Path, report: Callable[[int], None] = lambda hashed: None) -
     report(hashed) is told the bytes that are done.
     """
     with open(path, "rb") as file:
-        starts = range(0, os.fstat(file.fileno()).st_size, CHUNK_BYTES)
+        size = os.fstat(file.fileno()).st_size
+        starts = range(0, size, CHUNK_BYTES)
         if len(starts) < 2:
             digests = [_chunk_digest(file.fileno(), at) for at in starts]
         else:
@@ -33,7 +34,7 @@ def file_hash(path: Path, report: Callable[[int], None] = lambda hashed: None) -
                 digests: list[bytes] = []
                 for digest in pool.map(lambda at: _chunk_digest(file.fileno(), at), starts):
                     digests.append(digest)
-                    report(len(digests) * CHUNK_BYTES)
+                    report(min(size, len(digests) * CHUNK_BYTES))
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 

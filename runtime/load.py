@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from runtime import machine
-from runtime.artifact import Artifact, Verify
+from runtime.artifact import Artifact, Report, Verify
 from runtime.cpu.executor import CpuExecutor
 from runtime.engine import Engine
 from runtime.errors import ResourceError, shown
@@ -39,6 +39,7 @@ def load(
     verify: Verify = "full",
     digest: str | None = None,
     isa: str | None = None,
+    report: Report | None = None,
 ) -> Engine:
     """Load an artifact.
 
@@ -49,7 +50,7 @@ def load(
     context need less. swap_memory: the host's for blocks of preempted requests, which are else computed
     again. max_step_tokens (512): tokens computed at once, over all requests. verify="fast" does not hash the
     weights. digest: what the manifest's digest must be. isa: of the CPU target, a kernel by name instead of
-    the best that fits.
+    the best that fits. report(done, total) is told how many of the artifact's bytes were hashed.
     Raises ArtifactError, and ResourceError before any memory is taken that is not there; Engine.memory is the
     plan, which `plan` gives without loading.
     """
@@ -58,7 +59,7 @@ def load(
         raise ResourceError(what, where="load", todo="Use True or False")
     num_threads = machine.default_threads() if threads is None else threads
     options = Options.of(kv_blocks, kv_memory, max_step_tokens, max_requests, swap_memory, num_threads)
-    artifact = Artifact.open(path, verify=verify, digest=digest)
+    artifact = Artifact.open(path, verify=verify, digest=digest, report=report)
     found = artifact.target(choose_target(artifact) if target is None else target)
     if isinstance(found, CpuTarget):
         executor, memory = _open_cpu(artifact, options, num_threads, isa)

@@ -126,7 +126,7 @@ def _printed(text: str) -> str:
 def _typed(what: str, where: str) -> tuple[str, str]:
     """A refused value under the option as it was typed."""
     found = _VALUE.fullmatch(what)
-    return (_named(what), _named(where)) if found is None else (f"not {found[2]}", _option(found[1]))
+    return (_named(what), _named(where)) if found is None else (f"it cannot be {found[2]}", _option(found[1]))
 
 
 def _named(text: str) -> str:

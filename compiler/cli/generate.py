@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from compiler.cli.errors import debug_level
+from compiler.cli.loading import loading
 from compiler.cli.options import (
     KvBlocks,
     KvMemory,
@@ -30,7 +32,7 @@ from compiler.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from runtime import Completion, Request
+    from runtime import Completion, Engine, Request
 
 
 def command(
@@ -117,7 +119,9 @@ def command(
         max_step_tokens=max_step_tokens,
         max_requests=max_requests,
     )
-    with runtime.load(engine, target=target, threads=threads, **memory) as loaded:
+    with loading() as report:
+        opened = runtime.load(engine, target=target, threads=threads, report=report, **memory)
+    with opened as loaded:
         asked = [{"role": "user", "content": text}] if chat else text
         request = loaded.submit(asked, sampling, timeout_s=service.timeout_s)
         if as_json:
@@ -128,9 +132,16 @@ def command(
         else:
             _print_samples(request.results())
         late = [c.sample_index for c in request.results() if c.finish_reason == "timeout"]
+        if debug_level():
+            _print_log(loaded)
     if late and not as_json:
         which = "" if samples == 1 else f"{len(late)} of {samples} samples were "
         print(f"octavo: {which}cut off after {timeout} s, as --timeout says", file=sys.stderr)
+
+
+def _print_log(engine: Engine) -> None:
+    """What DEBUG shows: the engine's figures, and what it did to requests that they did not ask for."""
+    print("\n".join(map(str, (engine.stats(), *engine.log()))), file=sys.stderr)
 
 
 def _print_stream(request: Request) -> None:

@@ -30,8 +30,9 @@ def main(args: Sequence[str] | None = None) -> None:
     given = sys.argv[1:] if args is None else list(args)
     if completion.is_asked():
         sys.exit(completion.complete(_app(completion.words()[:1])))
-    from compiler.cli.errors import debug_level  # not before: a shell waits for what completes a word
+    from compiler.cli.errors import check_debug, debug_level  # not before: a shell waits for completions
 
+    check_debug()
     try:
         if given[:1] and given[0] in completion.OPTIONS:
             completion.check_shell(given[0])

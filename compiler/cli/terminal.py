@@ -17,7 +17,7 @@ from compiler.cli.errors import debug_level
 from compiler.progress import Progress
 
 if TYPE_CHECKING:
-    from compiler.preflight import Preflight
+    from compiler.estimate import Preflight
     from ir.graph import Graph
     from ir.rewrite import Miss
 
@@ -95,7 +95,8 @@ class Terminal(Progress):
         took = time.perf_counter() - self._started
         self.seconds[self._stage] = self.seconds.get(self._stage, 0.0) + took
         if self._debug >= 1 or took >= SLOW_S:
-            self._console.print(f"  {self._stage:20} {took:6.1f} s")
+            shown = f"{took:6.1f} s" if took >= SLOW_S else f"{took * 1000:5.0f} ms"
+            self._console.print(f"  {self._stage:20} {shown}")
         self._stage = ""
 
 
@@ -111,21 +112,25 @@ class Bar:
         self._task = self._bars.add_task("", total=None, said="", visible=False)
         self._shows = console.is_terminal and not console.quiet
         self._unit, self._since = "", 0.0
+        self.is_started = False
 
-    def start(self, text: str, unit: str) -> None:
+    def start(self, text: str, unit: str, since: float | None = None) -> None:
+        """since: of time.perf_counter(); default now."""
         if not self._shows:
             return
-        self._unit, self._since = unit, time.perf_counter()
+        self._unit, self._since = unit, time.perf_counter() if since is None else since
         self._bars.reset(self._task, total=None, description=text, visible=True, said="")
         self._bars.start()
+        self.is_started = True
 
     def advance(self, done: int, total: int) -> None:
-        if self._shows:
+        if self.is_started:
             said = rate(done, total, time.perf_counter() - self._since, self._unit)
             self._bars.update(self._task, completed=done, total=total, said=said)
 
     def stop(self) -> None:
-        self._bars.stop()
+        if self._shows:  # else it ends a line that was not begun
+            self._bars.stop()
 
 
 def rate(done: int, total: int, seconds: float, unit: str) -> str:
