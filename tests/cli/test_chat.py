@@ -45,7 +45,7 @@ def letters(template: str | None = TEMPLATE) -> OctavoTokenizer:
     merges = [(token[:-1], token[-1]) for token in TOKENS if token[0] in LETTERS and len(token) > 1]
     library = Tokenizer(models.BPE({token: i for i, token in enumerate(TOKENS)}, merges))
     library.decoder = decoders.Fuse()
-    library.add_special_tokens([AddedToken("<s>", special=True)])
+    library.add_special_tokens([AddedToken(text, special=True) for text in ("<s>", "</s>")])
     return OctavoTokenizer(library.to_str(), {"chat_template": template}, bos_token_id=None)
 
 
@@ -410,12 +410,24 @@ def test_known_tokens_are_kept_and_the_text_stays(data: st.DataObject) -> None:
         whole += "]"
 
 
-def test_what_is_spelt_with_other_special_tokens_is_another_conversation() -> None:
+@pytest.mark.parametrize(
+    "known",
+    [
+        [SPECIAL, OPEN, A, SPECIAL, B],  # one more, which was sampled and has no text
+        [OPEN, A, B],
+        [OPEN, SPECIAL, A, B],
+        [SPECIAL + 1, OPEN, A, B],
+        [SPECIAL, OPEN, A, C],
+    ],
+)
+def test_what_is_spelt_with_other_special_tokens_is_another_conversation(known: list[int]) -> None:
     tokenizer = letters()
     spellings = Spellings(tokenizer.decode)
-    spellings.add([SPECIAL, OPEN, A, SPECIAL, B])  # the same text, but for a special token that was sampled
+    spellings.add(known)
     ids = tokenizer.encode("<s>[ab]", add_special_tokens=False)
     assert spellings.respelt(ids) == ids == [SPECIAL, OPEN, AB, CLOSE]
+    spellings.add([SPECIAL, OPEN, A, B])
+    assert spellings.respelt(ids) == [SPECIAL, OPEN, A, B, CLOSE]
 
 
 def test_a_character_of_several_tokens_is_kept_whole() -> None:

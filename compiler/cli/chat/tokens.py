@@ -41,11 +41,20 @@ class Spellings:
         end = bisect.bisect_left(range(len(ids)), len(text), key=lambda n: len(self._decode(ids[:n])))
         while end < len(ids) and not self._is_whole(ids[:end], text):
             end += 1
-        special = [token for token in known if self._is_special(token)]
-        while end < len(ids) and len(special) > sum(map(self._is_special, ids[:end])):
+        parts = self._parts(known)
+        while end < len(ids) and len(self._parts(ids[:end])) < len(parts):  # special tokens have no text
             end += 1
-        same = [token for token in ids[:end] if self._is_special(token)] == special
-        return end if same and self._decode(ids[:end]) == text else None
+        return end if self._parts(ids[:end]) == parts else None
+
+    def _parts(self, ids: list[int]) -> list[str | int]:
+        """Texts, and the special tokens between them."""
+        parts: list[str | int] = []
+        start = 0
+        for at, token in enumerate(ids):
+            if self._is_special(token):
+                parts += [self._decode(ids[start:at]), token]
+                start = at + 1
+        return [*parts, self._decode(ids[start:])]
 
     def _is_whole(self, ids: list[int], text: str) -> bool:
         """Whether they are the text, or can be it no more. (Half a character is as long as a whole one.)"""
