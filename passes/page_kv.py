@@ -55,7 +55,7 @@ class PageKv(Pass):
             _lower(low, op)
         if not low.groups.types:  # said last: what mixes tokens has been named with its place by now
             reason = f"graph @{graph.name} has no attention"
-            raise PassError("page_kv", None, reason, "DEBUG=5 shows why none was recognised.")
+            raise PassError("page_kv", None, reason, "octavo explain shows why none was recognised.")
         outputs = [_output(low, v) for v in graph.outputs]
         return Result(low.builder.graph([*outputs, *low.groups.states]), len(low.groups.states))
 

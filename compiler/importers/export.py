@@ -33,11 +33,13 @@ def export_program(
     context: int,
     supported: frozenset[str],
     alone: list[ImportRefused] | None = None,
+    wanted: Callable[[], bool] = lambda: True,
 ) -> Any:
     """The functional ExportedProgram of module(*args), every argument [1, S] with 1 <= S <= context.
 
     Ops that are not in `supported` are decomposed where torch knows how. alone: gets the refusal of a guard
-    that fails at length 1 alone, for a caller who shows that the program is right there too. Raises
+    that fails at length 1 alone, for a caller who shows that the program is right there too. wanted: asked
+    after the trace and before that, which takes longer; where it says no, the result is None. Raises
     ImportRefused where the model cannot be exported for every length.
     """
     import torch
@@ -55,10 +57,10 @@ def export_program(
         except ImportRefused:
             raise
         except Exception as error:
-            what = f"torch.export cannot trace it: {_first_lines(error)}"
+            what = f"torch.export cannot trace it: {_reason(error)}"
             raise ImportRefused(what, where=_line_in(error) or "model", todo=TRACEABLE) from error
         check_guards(program, context, alone)
-        return functionalize(program, supported)
+        return functionalize(program, supported) if wanted() else None
 
 
 def functionalize(program: Any, supported: frozenset[str]) -> Any:
@@ -196,6 +198,12 @@ def quiet() -> Iterator[None]:
         transformers_logging.set_verbosity(level)
         if bars:
             transformers_logging.enable_progress_bar()
+
+
+def _reason(error: Exception) -> str:
+    if type(error).__name__ == "GuardOnDataDependentSymNode":
+        return "it branches on the values of a tensor"
+    return _first_lines(error)
 
 
 def _first_lines(error: Exception, count: int = 4) -> str:

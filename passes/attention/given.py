@@ -49,7 +49,7 @@ def _scores(prover: Prover, op: Op, elements: Elements) -> Scores:
     if mask is not None:
         return prover.scores(op, elements, mask, (_ZERO, HEAD, QUERY, KEY), has_dot=False)
     if given is None:
-        hint = "the attention of a causal language model needs a causal mask"
+        hint = "give it a causal mask (is_causal=True); encoders, which read both ways, cannot be compiled"
         raise refused(op, "this attention has no mask, so every query sees later keys", hint)
     return Scores(None, 1, 0, None, _with_tables(op, sympy.sympify(given), elements))
 

@@ -34,6 +34,7 @@ from ir.predicates import (
 MAX_PAIRS = 2**28  # of positions that are tried one by one
 PAIRS_AT_ONCE = 2**21
 LOWER = "lower the context with --max-context"
+ALONE = "compute the mask from positions and constants alone, the same for all heads"
 
 
 class MaskRefused(ValueError):
@@ -157,8 +158,8 @@ def _join(terms: Iterable[Any]) -> Any:
 def _check_language(predicate: Any, num_tables: int) -> None:
     for s in cast("set[Any]", predicate.free_symbols) - {QUERY, KEY}:
         if s.name == "h":
-            raise MaskRefused("the mask differs from head to head")
-        raise MaskRefused(f"the mask depends on {s}, not on positions alone: {predicate}")
+            raise MaskRefused("the mask differs from head to head", ALONE)
+        raise MaskRefused(f"the mask depends on {s}, not on positions alone: {predicate}", ALONE)
     if (reason := why_not(predicate, num_tables)) is not None:
         raise MaskRefused(reason)
 
@@ -230,12 +231,14 @@ class _Scan:
         if np.any(ahead := seen & later):
             row, key = (int(i) for i in np.argwhere(ahead)[0])
             raise MaskRefused(
-                f"the mask looks ahead: the query at position {start + row} sees the key at {key}"
+                f"the mask looks ahead: the query at position {start + row} sees the key at {key}",
+                "let no query see a later key; models that read both ways (encoders) cannot be compiled",
             )
         if not np.all(some := seen.any(axis=1)):
             query = start + int(np.argmin(some))
             raise MaskRefused(
-                f"the mask shows the query at position {query} no key: its softmax is undefined"
+                f"the mask shows the query at position {query} no key: its softmax is undefined",
+                "let every query see itself",
             )
 
     def _forms(self) -> list[Any]:

@@ -11,7 +11,7 @@ from ir.predicates import KEY, QUERY
 from ir.rewrite import View
 from passes.attention.elements import Elements, Unreadable
 from passes.attention.indexing import Index, broadcast, shape_of
-from passes.attention.proof import MaskRefused, how_proved, prove
+from passes.attention.proof import ALONE, MaskRefused, how_proved, prove
 from passes.attention.scores import Scores, read_scores
 from passes.attention.tables import Tables
 from passes.base import PassError
@@ -50,9 +50,9 @@ class Prover:
             return read_scores(elements.at(arg, broadcast(index, shape_of(arg))), has_dot)
         except Unreadable as error:
             reason = f"the attention mask cannot be shown to be a function of positions: {error.reason}"
-            raise refused(error.op or op, reason) from None
+            raise refused(error.op or op, reason, ALONE) from None
         except MaskRefused as error:
-            raise refused(op, error.reason, error.hint) from None
+            raise refused(op, error.reason, error.hint or ALONE) from None
 
     def proved(self, op: Op, predicate: Any, length: Any, view: View) -> tuple[Any, tuple[Arg, ...]]:
         """The proved predicate and the tables it reads; each different mask is proved once.

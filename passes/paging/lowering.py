@@ -12,7 +12,10 @@ from passes.base import PassError
 from passes.paging.groups import Groups
 from passes.paging.layout import Layout, T, layout_of
 
-HINT = "Sequences are packed into one axis, so each token must be computed alone."
+HINT = (
+    "Tokens of all sequences are packed into one axis: outside of attention, compute each token from itself "
+    "and its position alone, and use neither the batch axis nor the length."
+)
 
 
 @dataclass(frozen=True)

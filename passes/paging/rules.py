@@ -56,7 +56,7 @@ def _matmul(low: Lowering, op: Op) -> None:
     fixed = y is None and len(shape_of(op.args[1])) == 2 and x is not None and x.token == len(x.shape) - 2
     batched = x is not None and y is not None and x.from_right == y.from_right and len(x.kept) == len(y.kept)
     if not fixed and not (batched and x is not None and x.from_right > 2):
-        low.refuse(op, "matmul mixes tokens; no attention was recognised here (DEBUG=5 shows why)")
+        low.refuse(op, "matmul mixes tokens, and no attention was recognised here")
     low.place(op, low.emit(op, "matmul", low.new(op.args[0]), low.new(op.args[1])))
 
 

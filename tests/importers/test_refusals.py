@@ -176,7 +176,10 @@ class Between(nn.Module):
         (lambda x: x * math.log(x.shape[1]), r"test_refusals.py, line \d+.*Eq\("),
         (lambda x: x if x.shape[1] < 5 else 2 * x, r"test_refusals.py, line \d+.*does not hold at length"),
         (lambda x: x if x.shape[1] == 1 else 2 * x, r"test_refusals.py, line.*does not hold at length 1\."),
-        (lambda x: x if x.sum() > 0 else 2 * x, "model: torch.export cannot trace it"),
+        (
+            lambda x: x if x.sum() > 0 else 2 * x,
+            r"test_refusals.py, line \d+, in .*: torch.export cannot trace it: it branches on",
+        ),
         (lambda x: x[:, :8], "the minimum of 8 and S"),
         (lambda x: nn.functional.dropout(x, 0.5, training=True), "dropout is active"),
     ],
