@@ -60,7 +60,7 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return run
 
 
-@pytest.mark.parametrize("command", ["compile", "generate", "inspect", "opt", "bench", "profile"])
+@pytest.mark.parametrize("command", ["compile", "generate", "explain", "inspect", "opt", "bench", "profile"])
 def test_help_teaches_by_example(here: Run, command: str) -> None:
     done = here(command, "--help", COLUMNS="200")
     assert done.returncode == 0
