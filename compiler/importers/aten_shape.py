@@ -257,6 +257,7 @@ TABLE: dict[str, Convert] = {
     "aten.narrow.default": lambda c, x, axis, start, length: _slice(c, x, axis, start, start + length),
     "aten.select.int": _select,
     "aten.cat.default": _cat,
+    "aten.concat.default": _cat,
     "aten.stack.default": _stack,
     "aten.split.Tensor": _split,
     "aten.split_with_sizes.default": _split,

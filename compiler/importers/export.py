@@ -23,6 +23,7 @@ from compiler.importers.refused import OTHER_OPS, ImportRefused
 
 EXAMPLE_LENGTH = 13  # any length but 0 and 1 would do; an odd one is unlikely to be a size of the model
 MAX_ISOLATED = 2  # single lengths at which a guard of torch's own code may fail
+_ON_SIZES = ("sym_min", "sym_max")  # torch's own functions
 MAX_REASON = 1000  # characters of torch's reason that are shown
 TRACEABLE = "Change that line so that it depends neither on values of tensors nor on the length"
 
@@ -90,7 +91,8 @@ def _is_plain(node: Any, supported: frozenset[str]) -> bool:
     schema = getattr(node.target, "_schema", None)
     if schema is not None:
         return str(node.target) in supported and not schema.is_mutable
-    return node.op == "call_function" and type(node.target).__name__ == "builtin_function_or_method"
+    kind, name = type(node.target).__name__, getattr(node.target, "__name__", "")
+    return node.op == "call_function" and (kind == "builtin_function_or_method" or name in _ON_SIZES)
 
 
 def check_guards(program: Any, context: int, alone: list[ImportRefused] | None = None) -> None:

@@ -7,7 +7,7 @@ device: only their shapes are known until weights are packed; buffers (rotary fr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -256,13 +256,13 @@ def _export_marked(model: Any, context: int) -> Any:
         try:
             with quiet():
                 model.set_attn_implementation(NAME)
-            program = _export(model, context)
+            return _export(model, context, lambda: markers.calls == markers.expected() > 0)
         except KeyError:  # a model with a table of attention classes of its own
             return None
-        return program if markers.calls == markers.expected() > 0 else None
 
 
-def _export(model: Any, context: int) -> Any:
+def _export(model: Any, context: int, wanted: Callable[[], bool] = lambda: True) -> Any:
+    """None where the trace was not wanted."""
     import torch
 
     class Logits(torch.nn.Module):
@@ -278,7 +278,7 @@ def _export(model: Any, context: int) -> Any:
     device = next(model.parameters()).device
     example = tuple(torch.zeros((1, EXAMPLE_LENGTH), dtype=torch.long, device=device) for _ in range(2))
     with constants_kept():
-        return export_program(Logits().eval(), example, context, SUPPORTED)
+        return export_program(Logits().eval(), example, context, SUPPORTED, wanted=wanted)
 
 
 def _tokenizer_files(directory: Path) -> dict[str, bytes]:
