@@ -24,6 +24,7 @@ from compiler.survey import Survey
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 LOCKED = (errno.EROFS, errno.EACCES, errno.EPERM)
+MOST_SLOWDOWN = 2.5  # beyond it, how long a compile takes depends on the others alone
 TEMPORARY_BYTES = 50_000_000  # of what compilers keep while they run
 SIZES = {"f32": 4, "bf16": 2}  # bytes of a weight
 KINDS = {"huggingface": "Hugging Face directory", "gguf": "GGUF file", "module": "module in memory",
@@ -120,6 +121,8 @@ class Preflight:
         return f"about {megabytes(self.memory_bytes)} at most"
 
     def _time(self) -> str:
+        if slowdown(1) > MOST_SLOWDOWN:
+            return f"not known: the machine is busy (load {_load():.0f}, cores {num_cores()})"
         if self.seconds_cached is None and self.seconds_built is None:
             return "not known: nothing like it was compiled on this machine before"
         parts: list[str] = []
@@ -189,7 +192,8 @@ def _seconds(
     packing = num_bytes * rates.pack_s.get(f"{survey.kind}, {dtype}", math.nan)
     alone = rates.importing(len(survey.counts)) + packing + rates.verify_s
     found = alone * slowdown(1) + (num_bytes * rates.hash_s + kernels) / num_cores() * slowdown(num_cores())
-    return None if math.isnan(found) or not survey.counts else found
+    is_known = survey.counts and slowdown(1) <= MOST_SLOWDOWN and not math.isnan(found)
+    return found if is_known else None
 
 
 def num_cores() -> int:
@@ -198,11 +202,14 @@ def num_cores() -> int:
 
 def slowdown(threads: int) -> float:
     """How much longer as many threads take beside what ran in the last minute."""
+    return max(1.0, (_load() + threads) / max(num_cores(), threads))
+
+
+def _load() -> float:
     try:
-        load = os.getloadavg()[0]
+        return os.getloadavg()[0]
     except OSError:
-        load = 0.0
-    return max(1.0, (load + threads) / max(num_cores(), threads))
+        return 0.0
 
 
 def _standing(out: Path) -> str | None:

@@ -77,7 +77,9 @@ def test_a_compile_says_first_what_it_takes_and_a_dry_run_no_more(
     assert code == 0 and not (tmp_path / "m.octavo").exists()
     assert [line.split()[0] for line in said.splitlines()] == ["reads", "writes", "for", "memory", "time"]
     code, _, shown = run("--block", "32")
-    assert code == 0 and shown.startswith(said)
+    assert code == 0
+    for index in (0, 2, 3):  # in the others the disk's room and the machine's load may have changed
+        assert shown.splitlines()[index] == said.splitlines()[index]
     code, said, _ = run("--dry-run", "--json")
     found = json.loads(said)
     assert (found["format"], found["tensors"], found["weights"]) == ("huggingface", 2, 41)
@@ -243,6 +245,9 @@ def test_an_estimate_is_what_such_a_compile_took_here(
     monkeypatch.setattr(os, "getloadavg", lambda: (3.0, 0.0, 0.0))  # two cores for four
     busy = compiler.preflight(folder, tmp_path / "out", isa=["v3"])
     assert busy.seconds_cached is not None and busy.seconds_cached > 1.9 * (alone + 0.5)
+    monkeypatch.setattr(os, "getloadavg", lambda: (16.0, 0.0, 0.0))
+    busy = compiler.preflight(folder, tmp_path / "out", isa=["v3"])
+    assert busy.seconds_built is None and "busy (load 16, cores 2)" in str(busy)
 
 
 def test_rates_blend_and_what_was_not_measured_stays(tmp_path: Path) -> None:

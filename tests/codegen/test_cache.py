@@ -39,7 +39,8 @@ def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
     cache = Cache(tmp_path, limit=5 * 1100)
     for age, key in enumerate(KEYS):
         cache.put("kernels", key, bytes(1000))
-        os.utime(tmp_path / "kernels" / key, (time.time() - 100 - age,) * 2)
+        used = time.time() - 100 - age
+        os.utime(tmp_path / "kernels" / key, (used, used))
     assert cache.get("kernels", KEYS[8])  # used just now
     cache.prune()
     assert held(tmp_path) == {*KEYS[:4], KEYS[8]}

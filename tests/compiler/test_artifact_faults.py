@@ -72,8 +72,9 @@ def test_a_folder_whose_process_runs_is_not_removed_and_one_of_another_with_its_
 def test_a_folder_of_another_machine_is_removed_a_day_after_its_last_change(tmp_path: Path) -> None:
     left = tmp_path / f".m.octavo.partial-{'0' * 8}-1-1-00000000"
     (left / "weights").mkdir(parents=True)
+    before = time.time() - scratch.ONE_DAY_S - 9
     for path in (left / "weights", left):
-        os.utime(path, (time.time() - scratch.ONE_DAY_S - 9,) * 2)
+        os.utime(path, (before, before))
     (left / "weights/cpu.safetensors").write_text("just now")
     os.utime(left / "weights", (0, 0))
     with ArtifactWriter(tmp_path / "m.octavo"):
