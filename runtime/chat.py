@@ -1,16 +1,17 @@
 """Chat templates: messages to prompt text.
 
-Templates come with checkpoints and are untrusted: they run in jinja2's immutable sandbox, and see the
-messages and the special tokens alone.
+Templates come with checkpoints and are untrusted: they run in runtime.sandbox, and see the messages and the
+special tokens alone.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runtime.errors import RequestError
+from runtime.errors import RequestError, shorten, shown
 
 Message = Mapping[str, Any]
 
@@ -21,6 +22,7 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._source, self._special_tokens = source, dict(special_tokens)
         self._template: Any = None
+        self._one_at_a_time = threading.Lock()  # a rendering has a budget
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """Raises RequestError if the messages are malformed or the template refuses them."""
@@ -28,27 +30,40 @@ class ChatTemplate:
         import jinja2  # here: importing the runtime stays light
 
         try:
-            if self._template is None:
-                self._template = _environment().from_string(self._source)
-            return self._template.render(
-                messages=[dict(m) for m in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._special_tokens,
-            )
+            with self._one_at_a_time:
+                return self._render([dict(m) for m in messages], add_generation_prompt)
         except jinja2.exceptions.SecurityError as error:
             raise RequestError(
-                f"the chat template does something unsafe ({error})",
+                f"the chat template does something unsafe ({shorten(str(error), 200)})",
                 where="chat messages",
                 todo="Give the prompt as text",
             ) from error
         except Exception as error:  # it is code that came with the checkpoint: anything may go wrong in it
             raise RequestError(
-                f"the chat template refuses them ({error})",
+                f"the chat template refuses them ({_said(error)})",
                 where="chat messages",
                 todo="Use the roles and fields that this model's template knows",
             ) from error
+
+    def _render(self, messages: list[dict[str, Any]], answer: bool) -> str:
+        from runtime.sandbox import Budget
+
+        if self._template is None:
+            self._environment = _environment()
+            self._template = self._environment.from_string(self._source)
+        self._environment.budget = Budget()
+        return self._template.render(
+            messages=messages,
+            tools=None,
+            documents=None,
+            add_generation_prompt=answer,
+            **self._special_tokens,
+        )
+
+
+def _said(error: Exception) -> str:
+    """Its message is the template's own text."""
+    return shorten(" ".join(str(error).split()), 400) or type(error).__name__
 
 
 def check_messages(messages: Sequence[Message]) -> None:
@@ -59,7 +74,7 @@ def check_messages(messages: Sequence[Message]) -> None:
             or "content" not in message
         ):
             raise RequestError(
-                f"message {i} is {str(message)[:60]!r}",
+                f"message {i} is {shown(message)}",
                 where="chat messages",
                 todo="Each is a dict with 'role' (a text) and 'content'",
             )
@@ -69,7 +84,8 @@ def _environment() -> Any:
     from jinja2 import nodes
     from jinja2.exceptions import TemplateError
     from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    from runtime.sandbox import Environment
 
     class Generation(Extension):
         """`{% generation %}` marks assistant text for training; here its body is rendered as it is."""
@@ -83,10 +99,8 @@ def _environment() -> Any:
     def raise_exception(message: str) -> None:
         raise TemplateError(message)
 
-    env = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    env.filters["tojson"] = _tojson
+    env = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+    env.add_filter("tojson", _tojson)
     env.globals.update(raise_exception=raise_exception, strftime_now=_strftime_now)
     return env
 
