@@ -91,7 +91,9 @@ def test_names_stay_text(page: Path) -> None:
     found = Elements(page.read_text())
     assert (found.tags["script"], found.tags["style"], found.tags["img"]) == (2, 1, 0)
     assert found.texts["title"] == [f"{HOSTILE} · octavo inspect"]
-    data = json.loads(found.texts["script"][0])
+    text = "".join(found.texts["script"][:-1])
+    assert text.isascii() and not set("<>&") & set(text)
+    data = json.loads(text)
     assert data["overview"]["name"] == HOSTILE
     assert any(LAYERS in text for text in data["texts"])
 
