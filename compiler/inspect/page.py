@@ -16,7 +16,7 @@ from typing import Any
 from compiler.inspect.content import Step, content
 from runtime.artifact import Artifact
 
-SCRIPTS = ("dom", "model", "overview", "graph", "diff", "memory", "kernels", "main")
+SCRIPTS = ("dom", "model", "overview", "arcs", "details", "graph", "diff", "memory", "kernels", "main")
 
 
 def page(artifact: Artifact, step: Step) -> tuple[str, dict[str, Any]]:

@@ -33,13 +33,19 @@ const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
 function bytes(n) {
   const units = ["B", "kB", "MB", "GB", "TB"];
   let power = 0;
-  while (n >= 1000 && power < units.length - 1) { n /= 1000; power += 1; }
+  while (n >= 1000 && power < units.length - 1) {
+    n /= 1000;
+    power += 1;
+  }
   return `${power === 0 || n >= 100 ? Math.round(n) : n.toPrecision(3)} ${units[power]}`;
 }
 
 function select(label, options, chosen, onchange) {
-  const box = el("select", { onchange: () => onchange(box.value) },
-    options.map(([value, text]) => el("option", { value, selected: value === chosen }, text)));
+  const box = el(
+    "select",
+    { onchange: () => onchange(box.value) },
+    options.map(([value, text]) => el("option", { value, selected: value === chosen }, text)),
+  );
   return el("label", { class: "field" }, el("span", {}, label), box);
 }
 

@@ -9,7 +9,9 @@ const VIEWS = {
 };
 
 function address(view, params) {
-  const given = Object.entries(params).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const given = Object.entries(params).filter(
+    ([, value]) => value !== null && value !== undefined && value !== "",
+  );
   const text = new URLSearchParams(given).toString();
   return `#${view}${text ? `?${text}` : ""}`;
 }
@@ -35,11 +37,27 @@ function draw() {
 }
 
 function banner(view) {
-  return el("div", { class: "banner" },
-    el("div", { class: "brand" }, el("span", { class: "mark", "aria-hidden": "true" }, "8ᵛᵒ"), el("h1", {}, DATA.overview.name)),
-    el("nav", { "aria-label": "views" }, Object.entries(VIEWS).map(([name, [title]]) =>
-      el("a", { href: address(name, {}), "aria-current": name === view ? "page" : null }, title))));
+  return el(
+    "div",
+    { class: "banner" },
+    el(
+      "div",
+      { class: "brand" },
+      el("span", { class: "mark", "aria-hidden": "true" }, "8ᵛᵒ"),
+      el("h1", {}, DATA.overview.name),
+    ),
+    el(
+      "nav",
+      { "aria-label": "views" },
+      Object.entries(VIEWS).map(([name, [title]]) =>
+        el("a", { href: address(name, {}), "aria-current": name === view ? "page" : null }, title),
+      ),
+    ),
+  );
 }
 
-addEventListener("hashchange", () => { draw(); scrollTo(0, 0); });
+addEventListener("hashchange", () => {
+  draw();
+  scrollTo(0, 0);
+});
 draw();

@@ -4,13 +4,14 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 const TEXTS = DATA.texts;
 const STATUSES = ["same", "changed", "removed", "added"];
 const PARTS = ["name", "operands", "attributes", "type", "loc"];
-const BEFORE = "before", AFTER = "after";
+const BEFORE = "before",
+  AFTER = "after";
 const expanded = new Map();
 
 const stageNamed = (name) => DATA.stages.find((stage) => stage.name === name);
 const lastStage = () => DATA.stages[DATA.stages.length - 1];
 
-/** A section's ops. Each: n (its place in the graph), kind, outs, args, attrs, types, weights, loc, section. */
+/** A section's ops. Each: n (its place in the graph), kind, outs, args, attrs, types, weights, loc, path. */
 function sectionOps(section) {
   const [pathText, template, namesNumber, runs] = section;
   const names = DATA.names[namesNumber].map((text) => TEXTS[text]);
@@ -20,11 +21,16 @@ function sectionOps(section) {
   return DATA.templates[template][1].map((row, index) => {
     const [kind, outs, args, attrs, numbered, types, weights, loc] = row;
     return {
-      n: order[index], kind: TEXTS[kind], outs: outs.map((slot) => names[slot]),
+      n: order[index],
+      kind: TEXTS[kind],
+      outs: outs.map((slot) => names[slot]),
       args: args.map((arg) => (arg >= 0 ? names[arg] : TEXTS[-1 - arg])),
       attrs: [...attrs.map((text) => TEXTS[text]), ...numbered.map((slot) => names[slot])],
-      types: types.map((text) => TEXTS[text]), weights: weights.map((text) => TEXTS[text]),
-      loc: TEXTS[loc], fullLoc: fullLoc(path, TEXTS[loc]), path,
+      types: types.map((text) => TEXTS[text]),
+      weights: weights.map((text) => TEXTS[text]),
+      loc: TEXTS[loc],
+      fullLoc: fullLoc(path, TEXTS[loc]),
+      path,
     };
   });
 }
@@ -39,11 +45,19 @@ function graphOf(number) {
   if (expanded.has(number)) return expanded.get(number);
   const graph = DATA.graphs[number];
   const sections = graph.sections.map((section) => ({
-    path: TEXTS[section[0]], template: section[1], ops: sectionOps(section),
+    path: TEXTS[section[0]],
+    template: section[1],
+    ops: sectionOps(section),
   }));
   const ops = sections.flatMap((section) => section.ops).sort((a, b) => a.n - b.n);
-  const makers = new Map(), readers = new Map(), types = new Map();
-  for (const op of ops) op.outs.forEach((out, i) => { makers.set(out, op); types.set(out, op.types[i]); });
+  const makers = new Map(),
+    readers = new Map(),
+    types = new Map();
+  for (const op of ops)
+    op.outs.forEach((out, i) => {
+      makers.set(out, op);
+      types.set(out, op.types[i]);
+    });
   for (const op of ops) {
     for (const arg of new Set(op.args)) {
       if (!arg.startsWith("%")) continue;
@@ -53,7 +67,15 @@ function graphOf(number) {
   }
   const inputs = graph.inputs.map(([name, type]) => ({ name: TEXTS[name], type: TEXTS[type] }));
   for (const input of inputs) types.set(input.name, input.type);
-  const found = { sections, ops, makers, readers, types, inputs, outputs: graph.outputs.map((t) => TEXTS[t]) };
+  const found = {
+    sections,
+    ops,
+    makers,
+    readers,
+    types,
+    inputs,
+    outputs: graph.outputs.map((t) => TEXTS[t]),
+  };
   expanded.set(number, found);
   return found;
 }
@@ -95,7 +117,9 @@ function ranges(parent, numbers) {
     if (last && number === last[last.length - 1] + 1) last.push(number);
     else runs.push([number]);
   }
-  const shown = runs.map((run) => (run.length > 2 ? `${run[0]}–${run[run.length - 1]}` : run.join(", "))).join(", ");
+  const shown = runs
+    .map((run) => (run.length > 2 ? `${run[0]}–${run[run.length - 1]}` : run.join(", ")))
+    .join(", ");
   return parent ? `${parent}.${shown}` : shown;
 }
 
@@ -115,10 +139,24 @@ const FAMILIES = {
   product: ["linear", "matmul", "qlinear", "conv1d", "embed"],
   attention: ["attention", "paged_attention", "kv_write", "softmax", "rope"],
   norm: ["rms_norm", "layer_norm", "mean", "sum", "max", "cumsum"],
-  shape: ["reshape", "transpose", "expand", "slice", "concat", "split", "take", "take_rows", "cast", "iota",
-    "full", "dim"],
+  shape: [
+    "reshape",
+    "transpose",
+    "expand",
+    "slice",
+    "concat",
+    "split",
+    "take",
+    "take_rows",
+    "cast",
+    "iota",
+    "full",
+    "dim",
+  ],
 };
-const families = new Map(Object.entries(FAMILIES).flatMap(([name, kinds]) => kinds.map((kind) => [kind, name])));
+const families = new Map(
+  Object.entries(FAMILIES).flatMap(([name, kinds]) => kinds.map((kind) => [kind, name])),
+);
 const family = (kind) => families.get(kind) || "point";
 
 /** How often each kind occurs, the most frequent first. */
@@ -132,12 +170,14 @@ function kindCounts(ops) {
 function diffOf(before, after) {
   const turned = before > after;
   const key = turned ? `${after},${before}` : `${before},${after}`;
-  const old = graphOf(before), now = graphOf(after);
+  const old = graphOf(before),
+    now = graphOf(after);
   if (before === after) {
     return now.sections.map((s) => ({ path: s.path, old: s, now: s, key: "same", changes: allSame(s) }));
   }
   return DATA.diffs[key].map(([first, second, number]) => {
-    const a = old.sections[turned ? second : first], b = now.sections[turned ? first : second];
+    const a = old.sections[turned ? second : first],
+      b = now.sections[turned ? first : second];
     const section = a || b;
     const same = number < 0;
     const changes = same ? allSame(section) : changesOf(DATA.changes[number], turned);
@@ -154,9 +194,11 @@ function changesOf(flat, turned) {
     const [status, first, second, bits] = flat.slice(i, i + 4);
     const what = PARTS.filter((_, bit) => bits & (1 << bit));
     const turnedStatus = { removed: "added", added: "removed" }[STATUSES[status]] || STATUSES[status];
-    found.push(turned
-      ? { status: turnedStatus, before: second, after: first, what }
-      : { status: STATUSES[status], before: first, after: second, what });
+    found.push(
+      turned
+        ? { status: turnedStatus, before: second, after: first, what }
+        : { status: STATUSES[status], before: first, after: second, what },
+    );
   }
   return turned ? removedFirst(found) : found;
 }
@@ -166,8 +208,14 @@ function removedFirst(changes) {
   const found = [];
   let come = [];
   for (const change of changes) {
-    if (change.status === "added") { come.push(change); continue; }
-    if (change.status !== "removed") { found.push(...come); come = []; }
+    if (change.status === "added") {
+      come.push(change);
+      continue;
+    }
+    if (change.status !== "removed") {
+      found.push(...come);
+      come = [];
+    }
     found.push(change);
   }
   return [...found, ...come];
