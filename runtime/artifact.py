@@ -165,10 +165,9 @@ def _directory(path: str | os.PathLike[str]) -> Path:
         return root.resolve()
     except TypeError:
         raise ArtifactError("not a path", where=f"engine = {shown(path)}", todo=_GIVE) from None
-    except OSError as error:
-        raise ArtifactError(
-            f"cannot be read ({error.strerror})", where=shown(str(path)), todo=_GIVE
-        ) from error
+    except (OSError, ValueError) as error:  # a name that is too long; a NUL in it
+        what = f"cannot be read ({getattr(error, 'strerror', error)})"
+        raise ArtifactError(what, where=shown(str(path)), todo=_GIVE) from error
 
 
 def _locate(root: Path, name: str) -> Path:

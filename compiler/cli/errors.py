@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from compiler.cli.usage import UsageError, usage
 from compiler.errors import CompilerFault
-from runtime.errors import OctavoError, shorten
+from runtime.errors import ArtifactError, OctavoError, shorten
 
 BAD_INPUT = 2
 OUR_FAULT = 1
@@ -44,7 +44,7 @@ class Said:
     @property
     def line(self) -> str:
         head = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{head.removesuffix('.')}. {self.todo}." if self.todo else head
+        return f"{head}. {self.todo}." if self.todo else head
 
     @property
     def json(self) -> str:
@@ -93,8 +93,11 @@ def say(error: BaseException, command: str = "") -> Said:
     if isinstance(error, CompilerFault):
         return _said(kind, error.what, error.where, REPORT, error.shown, OUR_FAULT)
     if isinstance(error, OctavoError):
+        shown = getattr(error, "shown", "")
+        if isinstance(error, ArtifactError) and error.where != "load":  # it has fields, and no options
+            return _said(kind, error.what, error.where, error.todo, shown)
         what, where = _typed(error.what, error.where)
-        return _said(kind, what, where, _named(error.todo), getattr(error, "shown", ""))
+        return _said(kind, what, where, _named(error.todo), shown)
     if isinstance(error, UsageError):
         return _said(kind, *usage(error, command))
     if isinstance(error, OSError):
@@ -110,12 +113,13 @@ def say(error: BaseException, command: str = "") -> Said:
 def _said(
     kind: str, what: str, where: str = "", todo: str = "", shown: str = "", code: int = BAD_INPUT
 ) -> Said:
-    where, what, todo = _printed(where), _printed(_joined(what)), _printed(_joined(todo)).removesuffix(".")
-    return Said(kind, what, where, todo, shown, code)
+    return Said(kind, _joined(what), _printed(where), _joined(todo), shown, code)
 
 
 def _joined(text: str) -> str:
-    return " ".join(filter(None, (line.strip() for line in text.split("\n"))))
+    """A sentence of one line, without its end."""
+    line = _printed(" ".join(filter(None, (part.strip() for part in text.split("\n")))))
+    return line if line.endswith("...") else line.removesuffix(".")
 
 
 def _printed(text: str) -> str:

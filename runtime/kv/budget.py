@@ -32,8 +32,12 @@ class Budget:
                 "kv_blocks and kv_memory are both given", where="load", todo="Give one of them"
             )
         if kv_blocks is not None:
-            if isinstance(kv_blocks, bool) or not isinstance(kv_blocks, int) or kv_blocks < 1:
-                what, todo = f"kv_blocks = {shown(kv_blocks)}", "Use an integer of at least 1"
+            if (
+                isinstance(kv_blocks, bool)
+                or not isinstance(kv_blocks, int)
+                or not 0 < kv_blocks <= MAX_INT32
+            ):
+                what, todo = f"kv_blocks = {shown(kv_blocks)}", f"Use an integer from 1 to {MAX_INT32}"
                 raise ResourceError(what, where="load", todo=todo)
             return Budget(blocks=kv_blocks)
         if kv_memory is None:
