@@ -11,6 +11,7 @@ import pytest
 import runtime
 
 NEW_TOKENS = 64
+FEWER = 24  # tokens under each option: over the end of a block, and past the prompts' last chunks
 TIE = 0.002  # below this margin two float32 implementations may choose differently
 
 
@@ -60,10 +61,11 @@ def test_texts_tokenize_to_the_ids_that_transformers_gives(
         assert list(completion.prompt_token_ids) == case["prompt_ids"], case["prompt"]
 
 
-def assert_equal(ours: list[Any], expected: list[Any]) -> None:
+def assert_equal(ours: list[Any], expected: list[Any], count: int = NEW_TOKENS) -> None:
+    """Not a bit of the first `count` tokens differs."""
     for a, b in zip(ours, expected, strict=True):
-        assert a.token_ids == b.token_ids
-        assert a.logprobs == b.logprobs  # exactly: not a bit may differ
+        assert list(a.token_ids) == list(b.token_ids[:count])
+        assert list(a.logprobs) == list(b.logprobs[:count])
 
 
 def test_all_in_one_batch_give_exactly_what_each_gives_alone(
@@ -81,6 +83,6 @@ def test_a_step_budget_threads_and_prefix_hits_change_nothing(
     prompts = [case["prompt_ids"] for case in greedy_cases]
     try:
         for _ in range(1 + bool(options.get("prefix_cache"))):  # the second time every prompt hits
-            assert_equal(runtime.generate(engine, prompts, max_new_tokens=NEW_TOKENS, logprobs=3), alone)
+            assert_equal(runtime.generate(engine, prompts, max_new_tokens=FEWER, logprobs=3), alone, FEWER)
     finally:
         engine.close()
