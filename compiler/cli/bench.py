@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from compiler.cli.options import KvBlocks, KvMemory, MaxRequests, MaxStepTokens, SwapMemory, given
+from compiler.cli.options import Digest, KvBlocks, KvMemory, MaxRequests, MaxStepTokens, SwapMemory, given
 from compiler.errors import CompileError
 from runtime import machine
 from runtime.artifact import Artifact
@@ -37,6 +37,7 @@ def command(
     threads: Annotated[int | None, typer.Option(help="Default: the cores this process may use.")] = None,
     repeats: Annotated[int, typer.Option(help="Figures are medians over this many runs.", min=1)] = 3,
     seed: Annotated[int, typer.Option(help="Of the random token ids.", min=0)] = 0,
+    digest: Digest = None,
     kv_memory: KvMemory = None,
     kv_blocks: KvBlocks = None,
     swap_memory: SwapMemory = None,
@@ -61,6 +62,7 @@ def command(
         _check_context(engine, context_tokens)
     workload = Workload(prompt_tokens, new_tokens, requests, context_tokens, seed)
     memory = given(
+        digest=digest,
         kv_memory=kv_memory,
         kv_blocks=kv_blocks,
         swap_memory=swap_memory,

@@ -14,6 +14,7 @@ import typer
 from compiler.cli.errors import debug_level
 from compiler.cli.loading import loading
 from compiler.cli.options import (
+    Digest,
     KvBlocks,
     KvMemory,
     MaxRequests,
@@ -69,6 +70,7 @@ def command(
     ] = None,
     target: Target = None,
     threads: Threads = None,
+    digest: Digest = None,
     kv_memory: KvMemory = None,
     kv_blocks: KvBlocks = None,
     swap_memory: SwapMemory = None,
@@ -113,6 +115,7 @@ def command(
     if samples > 1 and beams == 1 and temperature == 0:
         print("octavo: all samples are the same at --temperature 0", file=sys.stderr)
     memory = given(
+        digest=digest,
         kv_memory=kv_memory,
         kv_blocks=kv_blocks,
         swap_memory=swap_memory,

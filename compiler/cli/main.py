@@ -18,6 +18,7 @@ COMMANDS = (
     "chat",
     "inspect",
     "explain",
+    "rebuild",
     "opt",
     "bench",
     "profile",

@@ -20,6 +20,10 @@ Timeout = Annotated[float | None, typer.Option(help="End after this many seconds
 Target = Annotated[
     str | None, typer.Option(help="Default: the best of the engine's that this machine can run.")
 ]
+Digest = Annotated[
+    str | None,
+    typer.Option(help="Refuse an engine whose digest, as octavo inspect prints it, is another."),
+]
 Threads = Annotated[int | None, typer.Option(help="Default: the cores this process may use.")]
 
 KvMemory = Annotated[

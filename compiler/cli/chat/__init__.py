@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from compiler.cli.options import (
+    Digest,
     KvBlocks,
     KvMemory,
     MaxStepTokens,
@@ -48,6 +49,7 @@ def command(
     timeout: Timeout = None,
     target: Target = None,
     threads: Threads = None,
+    digest: Digest = None,
     kv_memory: KvMemory = None,
     kv_blocks: KvBlocks = None,
     max_step_tokens: MaxStepTokens = None,
@@ -76,7 +78,7 @@ def command(
 
     stops = tuple(stop or ())
     settings = Settings(max_new_tokens, temperature, top_k, top_p, min_p, seed, stops, timeout)
-    memory = given(kv_memory=kv_memory, kv_blocks=kv_blocks, max_step_tokens=max_step_tokens)
+    memory = given(digest=digest, kv_memory=kv_memory, kv_blocks=kv_blocks, max_step_tokens=max_step_tokens)
     typed = sys.stdin.isatty() and not as_json
     shown = Json() if as_json else Text(notes=typed)
     shown.waiting(f"loading {engine.name}")
