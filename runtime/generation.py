@@ -16,7 +16,7 @@ import numpy as np
 from runtime.completion import Completion, Event
 from runtime.engine import Engine
 from runtime.errors import RequestError, shown
-from runtime.load import load
+from runtime.loading import load
 from runtime.prompt import Prompt, as_prompts
 from runtime.request import Request
 from runtime.sampling import Sampling
