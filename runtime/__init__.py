@@ -1,7 +1,7 @@
 """Run an engine artifact: `runtime.generate(path, "Once upon a time")`, or `runtime.load(path).submit(...)`.
 
-Each name is imported when it is first used, so that `import runtime` takes no time: then numpy, and what reads
-tokenizers and templates when an artifact has them; never torch, transformers or sympy.
+Each name is imported when it is first used, so that `import runtime` takes no time: then numpy and what
+reads tokenizers and templates when an artifact has them; never torch, transformers or sympy.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""The names of the package: each is there, is what a type checker sees, and costs nothing until it is used."""
+"""The names of the package: each is there, as a type checker sees it, and costs nothing until used."""
 
 from __future__ import annotations
 
