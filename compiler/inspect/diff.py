@@ -44,6 +44,27 @@ class SectionDiff:
     def counts(self) -> Counter[str]:
         return Counter(change.status for change in self.changes)
 
+    def nameless(self) -> object:
+        """What changes, names and the numbers of layers, groups and buffers aside.
+
+        It is equal in sections that change alike, whatever else is in them.
+        """
+        numbers: dict[str, int] = {}
+
+        def told(section: Section | None, number: int | None) -> object:
+            if section is None or number is None:
+                return None
+            row = section.template.rows[number]
+            slots = (*row.outs, *(arg for arg in row.args if isinstance(arg, int)))
+            named = tuple(numbers.setdefault(section.names[slot], len(numbers)) for slot in slots)
+            texts = tuple(arg for arg in row.args if isinstance(arg, str))
+            return row.kind, named, texts, row.attrs, len(row.numbered), row.types, row.weights, row.loc
+
+        changes = [change for change in self.changes if change.status != "same"]
+        return tuple(
+            (c.status, told(self.before, c.before), told(self.after, c.after), c.what) for c in changes
+        )
+
 
 @dataclass(frozen=True)
 class GraphDiff:
@@ -62,11 +83,9 @@ class GraphDiff:
 
 
 def diff(before: Graph, after: Graph) -> GraphDiff:
-    groups: dict[tuple[object, ...], list[SectionDiff]] = {}
+    groups: dict[object, list[SectionDiff]] = {}
     for section in diff_sections(sections(before), sections(after)):
-        templates = [None if s is None else s.template for s in (section.before, section.after)]
-        key = (*templates, section.changes) if set(section.counts) != {"same"} else ("same",)
-        groups.setdefault(key, []).append(section)
+        groups.setdefault(section.nameless(), []).append(section)
     counts = [Counter(op.kind for op in graph.ops) for graph in (before, after)]
     kinds = {kind: (counts[0][kind], counts[1][kind]) for kind in sorted(counts[0] | counts[1])}
     return GraphDiff(tuple(tuple(group) for group in groups.values()), kinds)

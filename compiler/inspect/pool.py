@@ -39,6 +39,7 @@ class GraphPool:
     templates: Pool[Template] = field(default_factory=Pool[Template])
     names: Pool[tuple[str, ...]] = field(default_factory=Pool[tuple[str, ...]])
     changes: Pool[tuple[int, ...]] = field(default_factory=Pool[tuple[int, ...]])
+    alike: Pool[object] = field(default_factory=Pool[object])
     parts: list[tuple[Section, ...]] = field(default_factory=list[tuple[Section, ...]])
 
     def graph(self, graph: Graph) -> dict[str, Any]:
@@ -58,13 +59,17 @@ class GraphPool:
         return [self.texts.add(section.path), template, names, runs(section.order)]
 
     def diff(self, before: int, after: int) -> list[list[int]]:
-        """Of two graphs by number: [section before or -1, section after or -1, changes or ALL_SAME]."""
+        """Of two graphs by number: [section before or -1, section after or -1, changes or ALL_SAME, a number
+        that sections which change alike share]."""
         old, new = self.parts[before], self.parts[after]
         places = [{s.path: n for n, s in enumerate(found)} for found in (old, new)]
         return [
-            [places[0].get(each.path, -1), places[1].get(each.path, -1), self._changes(each)]
+            [*(place.get(each.path, -1) for place in places), self._changes(each), self._alike(each)]
             for each in diff_sections(old, new)
         ]
+
+    def _alike(self, each: SectionDiff) -> int:
+        return self.alike.add(each.nameless())
 
     def _changes(self, each: SectionDiff) -> int:
         """[status, row before or -1, row after or -1, what changed as bits of PARTS, ...]"""

@@ -119,6 +119,12 @@ def test_layers_of_two_kinds_are_told_apart(mixed: Staged, capsys: pytest.Captur
     assert "model.layers.0  (the same in model.layers.2)" in said(capsys, mixed.path, "--diff", "11", "12")
 
 
+def test_layers_of_two_kinds_may_change_alike(mixed: Staged, capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, mixed.path, "--diff", "16", "21")  # an activation into the linear before it
+    alike = [group["sections"] for group in found["groups"] if "model.layers.0" in group["sections"]]
+    assert alike == [[f"model.layers.{n}" for n in range(3)]]  # of the last, rows are chosen
+
+
 @pytest.mark.parametrize("stage", ["00-imported", "graph"])
 def test_graphml_holds_the_graph(
     mixed: Staged, tmp_path: Path, capsys: pytest.CaptureFixture[str], stage: str

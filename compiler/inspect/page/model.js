@@ -175,14 +175,13 @@ function diffOf(before, after) {
   if (before === after) {
     return now.sections.map((s) => ({ path: s.path, old: s, now: s, key: "same", changes: allSame(s) }));
   }
-  return DATA.diffs[key].map(([first, second, number]) => {
+  return DATA.diffs[key].map(([first, second, number, alike]) => {
     const a = old.sections[turned ? second : first],
       b = now.sections[turned ? first : second];
     const section = a || b;
     const same = number < 0;
     const changes = same ? allSame(section) : changesOf(DATA.changes[number], turned);
-    const alike = same ? "same" : [a && a.template, b && b.template, number].join();
-    return { path: section.path, old: a, now: b, key: alike, changes };
+    return { path: section.path, old: a, now: b, key: same ? "same" : String(alike), changes };
   });
 }
 
