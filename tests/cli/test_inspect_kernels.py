@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from codegen.cache import default_cache
 from codegen.triton.build import BuiltKernel, kernels_json
 from compiler import manifest
 from compiler.artifact import ArtifactWriter
@@ -25,7 +26,7 @@ QKV = (HEADS + 2 * G) * D
 class Unbuilt(GpuTarget):
     """With made-up resources in place of binaries."""
 
-    def build(self, writer: ArtifactWriter, report: Any) -> None:
+    def build(self, writer: ArtifactWriter, *_: Any) -> None:
         built = [BuiltKernel(k, k.function, None, 1024, **TAKEN) for k in self.generated.kernels]
         writer.write(f"{self.folder}/kernels.json", json.dumps(kernels_json(built, self._device)))
 
@@ -40,7 +41,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
             lowered = lower(graph(), target.device)
             target.write_graph(lowered, writer)
             target.generate(lowered, writer)
-            target.build(writer, lambda done, total: None)
+            target.build(writer, lambda done, total: None, default_cache())
             entries[target.name] = target.entry(weights=False)
         model = {"dtype": "f32", "vocab_size": V, "max_context": 1024, "bos_token_id": None}
         writer.seal({
