@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from runtime.artifact import Artifact
 from runtime.chat import ChatTemplate, Message
 from runtime.detokenizer import Detokenizer
-from runtime.errors import ArtifactError, RequestError
+from runtime.errors import ArtifactError, OctavoError, RequestError, shorten
 
 
 class Tokenizer:
@@ -29,16 +30,12 @@ class Tokenizer:
         from tokenizers import Tokenizer as Library  # here: importing the runtime stays light
 
         config = config or {}
-        try:
+        with _calling_the_library("cannot be read", ArtifactError, "Compile again"):
             self._library = Library.from_str(tokenizer_json)
-        except Exception as error:  # the library raises plain Exception
-            raise ArtifactError(
-                f"cannot be read ({error})", where="tokenizer.json", todo="Compile again"
-            ) from error
-        self._library.no_truncation()
-        self._library.no_padding()
+            self._library.no_truncation()
+            self._library.no_padding()
+            added = self._library.get_added_tokens_decoder()
         self._bos_token_id = bos_token_id
-        added = self._library.get_added_tokens_decoder()
         self._special = frozenset(i for i, token in added.items() if token.special)
         self._alone: dict[int, str] = {}  # texts of tokens that were decoded by themselves
         self._byte_tokens = _byte_tokens(self._library)
@@ -85,7 +82,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens."""
-        return self._library.decode(ids, skip_special_tokens=True)
+        with _calling_the_library("cannot decode tokens", ArtifactError, "Compile again"):
+            return self._library.decode(ids, skip_special_tokens=True)
 
     def detokenizer(self) -> Detokenizer:
         """For one output, token by token."""
@@ -99,11 +97,27 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             todo = "Remove lone surrogates"
             raise RequestError(f"not valid Unicode ({error})", where="prompt", todo=todo) from error
-        ids = self._library.encode(text, add_special_tokens=add_special_tokens).ids
+        ids = self._encoded(text, add_special_tokens)
         if len(ids) < 2 or not ids[0] == ids[1] == self._bos_token_id:
             return ids
-        plain = self._library.encode(text, add_special_tokens=False).ids
+        plain = self._encoded(text, False)
         return ids if len(plain) == len(ids) else ids[1:]
+
+    def _encoded(self, text: str, add_special_tokens: bool) -> list[int]:
+        with _calling_the_library("cannot encode the prompt", RequestError, "Give the prompt as token ids"):
+            return self._library.encode(text, add_special_tokens=add_special_tokens).ids
+
+
+@contextmanager
+def _calling_the_library(what: str, kind: type[OctavoError], todo: str) -> Iterator[None]:
+    """The library raises plain Exception; where it panics, on an absurd file, not even that."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        said = shorten(" ".join(str(error).split()), 300)
+        raise kind(f"{what} ({said})", where="tokenizer.json", todo=todo) from error
 
 
 def _text(name: str, content: bytes) -> str:
@@ -119,7 +133,9 @@ def _config(text: str) -> dict[str, Any] | None:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ArtifactError(
-            f"not valid JSON ({error})", where="tokenizer_config.json", todo="Compile again"
+            f"not valid JSON ({shorten(str(error), 200)})",
+            where="tokenizer_config.json",
+            todo="Compile again",
         ) from error
     return config if isinstance(config, dict) else None
 

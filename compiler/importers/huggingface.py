@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from compiler.checkpoint import open_checkpoint
+from compiler.files import MAX_CONFIG_BYTES, MAX_TOKENIZER_BYTES, check_links, read_file
 from compiler.importers.aten import SUPPORTED, import_program
+from compiler.importers.config_limits import check_numbers
 from compiler.importers.constants import constants_kept
 from compiler.importers.export import EXAMPLE_LENGTH, export_program, quiet
 from compiler.importers.freeze import divide_frequencies, freeze_rope
@@ -63,6 +65,7 @@ def load_directory(directory: Path, max_context: int | None = None, *, weights: 
 
 def check_config(directory: Path) -> None:
     """Raises ImportRefused on remote code, and on weights that are quantised."""
+    check_links(directory)
     raw = _read_json(directory / "config.json", required=True)
     if raw.get("auto_map"):
         raise ImportRefused(
@@ -200,6 +203,7 @@ def instantiate(config: Any, where: str = "config.json") -> Any:
             where=where,
             todo="Compile a checkpoint of a decoder-only language model",
         )
+    check_numbers(config.to_dict(), where)
     mapping: Any = AutoModelForCausalLM._model_mapping
     make = mapping[type(config)]._from_config
     with quiet(), init_empty_weights(include_buffers=False):
@@ -282,7 +286,8 @@ def _export(model: Any, context: int, wanted: Callable[[], bool] = lambda: True)
 
 
 def _tokenizer_files(directory: Path) -> dict[str, bytes]:
-    found = {n: (directory / n).read_bytes() for n in TOKENIZER_FILES if (directory / n).is_file()}
+    there = [name for name in TOKENIZER_FILES if (directory / name).is_file()]
+    found = {name: read_file(directory / name, MAX_TOKENIZER_BYTES) for name in there}
     if "tokenizer.json" in found or not any((directory / n).is_file() for n in _SLOW_TOKENIZERS):
         return found
     return {**found, **convert_tokenizer(directory)}
@@ -339,9 +344,9 @@ def _read_json(path: Path, required: bool = False) -> dict[str, Any]:
             )
         return {}
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = json.loads(read_file(path, MAX_CONFIG_BYTES).decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        what = f"not valid JSON: {error}"
+        what = f"not valid JSON: {shorten(str(error), 200)}"
         raise ImportRefused(what, where=str(path), todo="Download the checkpoint again") from None
     if not isinstance(found, dict):
         raise ImportRefused("not a JSON object", where=str(path), todo="Download the checkpoint again")

@@ -15,7 +15,17 @@ from tests.fuzz.fuzzer import check_refusal, kind_of
 from tests.fuzz.watch import Fault
 
 ROOT = Path(__file__).parents[2]
-CASES = {"safetensors": 60, "index": 60, "ir": 25, "artifact": 30, "weights": 60, "gpu": 20, "gguf": 40}
+CASES = {
+    "safetensors": 60,
+    "index": 60,
+    "ir": 25,
+    "artifact": 30,
+    "weights": 60,
+    "gpu": 20,
+    "gguf": 40,
+    "template": 25,
+    "tokenizer": 100,
+}
 
 
 @pytest.mark.parametrize("name", list(CASES))
