@@ -52,7 +52,7 @@ class Workload:
             )
         if self.tokens > max_context:
             raise CompileError(
-                f"with prompt and a new token they are {self.tokens}; the model's context is {max_context}",
+                f"with the prompt and a new token they are {self.tokens}; the context is {max_context}",
                 where=f"--context-tokens {self.context_tokens}",
                 todo="Use fewer, or fewer --prompt-tokens",
             )
