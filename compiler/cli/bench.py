@@ -13,10 +13,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from compiler.cli.options import Digest, KvBlocks, KvMemory, MaxRequests, MaxStepTokens, SwapMemory, given
+import runtime
+from compiler.cli.options import (
+    Digest,
+    EnginePath,
+    KvBlocks,
+    KvMemory,
+    MaxRequests,
+    MaxStepTokens,
+    SwapMemory,
+    Target,
+    Threads,
+    given,
+)
 from compiler.errors import CompileError
 from runtime import machine
-from runtime.artifact import Artifact
 
 if TYPE_CHECKING:
     from compiler.profile.limits import Limits
@@ -24,17 +35,15 @@ if TYPE_CHECKING:
 
 
 def command(
-    engine: Annotated[Path, typer.Argument(help="An engine artifact, NAME.octavo.")],
+    engine: EnginePath,
     prompt_tokens: Annotated[int, typer.Option(help="Random prompt tokens per request.", min=1)] = 512,
     new_tokens: Annotated[int, typer.Option(help="New tokens per request.", min=2)] = 128,
     requests: Annotated[int, typer.Option(help="Requests at once.", min=1)] = 1,
     context_tokens: Annotated[
         int, typer.Option(help="Cached tokens before the prompt: whole KV blocks.", min=0)
     ] = 0,
-    target: Annotated[
-        str | None, typer.Option(help="Default: the best of the engine's that this machine can run.")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(help="Default: the cores this process may use.")] = None,
+    target: Target = None,
+    threads: Threads = None,
     repeats: Annotated[int, typer.Option(help="Figures are medians over this many runs.", min=1)] = 3,
     seed: Annotated[int, typer.Option(help="Of the random token ids.", min=0)] = 0,
     digest: Digest = None,
@@ -79,7 +88,7 @@ def command(
 
 def _check_context(engine: Path, context_tokens: int) -> None:
     """Only whole blocks are found in the prefix cache."""
-    groups = Artifact.open(engine, verify="fast").manifest.kv_groups
+    groups = runtime.Artifact.open(engine, verify="fast").manifest.kv_groups
     if context_tokens % groups[0].block:
         raise CompileError(
             f"it must be a multiple of {groups[0].block}, {engine}'s KV block",
@@ -149,7 +158,7 @@ def run(
     start = time.perf_counter()
     engine = runtime.load(path, target=target, threads=threads, **(memory or {}))
     load_s = time.perf_counter() - start
-    artifact, ran = Artifact.open(path, verify="fast"), engine.stats().target
+    artifact, ran = runtime.Artifact.open(path, verify="fast"), engine.stats().target
     try:
         peak_rss_bytes, measured, runs = _measure(engine, artifact, workload, threads, repeats)
     finally:
@@ -171,7 +180,7 @@ def run(
 
 
 def _measure(
-    engine: Engine, artifact: Artifact, workload: Workload, threads: int | None, repeats: int
+    engine: Engine, artifact: runtime.Artifact, workload: Workload, threads: int | None, repeats: int
 ) -> tuple[int, list[Limits], list[Times]]:
     """Run the workload once to warm up: the peak memory then. Then the machine's limits (of the target cpu)
     and the workload in turn."""
@@ -201,7 +210,9 @@ def _measure(
     return peak_rss_bytes, [limits for limits, _ in rounds if limits], [times for _, times in rounds]
 
 
-def _shares(artifact: Artifact, workload: Workload, limits: Limits, runs: list[Times]) -> dict[str, float]:
+def _shares(
+    artifact: runtime.Artifact, workload: Workload, limits: Limits, runs: list[Times]
+) -> dict[str, float]:
     """Of the machine's bounds. They need the compiler's libraries, which are not loaded before the runs."""
     from compiler.profile.shares import Throughput, shares
 

@@ -7,12 +7,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from compiler.cli import values
 from compiler.cli.interrupts import Interrupts
-from compiler.cli.terminal import Terminal
+from compiler.cli.options import Block, MaxContext
+
+if TYPE_CHECKING:
+    from compiler.cli.terminal import Terminal
 
 INTERRUPTED = 130
 
@@ -28,26 +32,25 @@ def command(
             help="What it will run on; may be repeated: cpu (the default), cuda:sm_80, cuda:sm_90, "
             "cuda:sm_100, hip:gfx942, or triton-interpret (for tiny models: seconds a token). Compiling "
             "needs no GPU.",
+            autocompletion=values.targets,
         ),
     ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
             help="What linears multiply, and the KV cache: f32 or bf16. Default f32, but bf16 where all "
-            "targets are GPUs."
+            "targets are GPUs.",
+            autocompletion=values.dtypes,
         ),
     ] = None,
-    max_context: Annotated[
-        int | None, typer.Option(help="Longest sequence; default the model's own.")
-    ] = None,
-    block: Annotated[
-        int, typer.Option(help="Tokens of a KV block: 8, 16, 32 or 64.", metavar="8|16|32|64")
-    ] = 16,
+    max_context: MaxContext = None,
+    block: Block = 16,
     isa: Annotated[
         str | None,
         typer.Option(
             help="ISA levels to build for cpu, by comma; default v4,v3,baseline, and v4-vnni-bf16 for bf16 "
-            "linears."
+            "linears.",
+            autocompletion=values.levels,
         ),
     ] = None,
     invariant: Annotated[
@@ -104,6 +107,7 @@ def command(
     the generated source, 5 why patterns missed.
     """
     import compiler
+    from compiler.cli.terminal import Terminal
 
     asked: dict[str, Any] = {
         "target": target or "cpu",

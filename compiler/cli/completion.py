@@ -1,30 +1,21 @@
-"""What a shell offers at Tab: commands, options, and the values of some. Typer speaks the shells' protocols.
+"""How a shell asks at Tab, and is answered: typer speaks the protocols, and bash's splitting is undone here.
 
-A shell asks with environment variables, and waits: nothing is imported here but typer.
+A shell asks with environment variables, and waits: neither this nor the commands' modules import at their top
+what takes long.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout, suppress
-from copy import copy
-from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from contextlib import redirect_stdout
 
 import typer
 
 ASKED = "_OCTAVO_COMPLETE"  # typer's name for `octavo`
 SHELLS = ("bash", "zsh", "fish")
 OPTIONS = ("--install-completion", "--show-completion")
-MOST_BYTES = 16 << 20  # of a manifest
-TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90", "cuda:sm_100", "hip:gfx942", "triton-interpret")
-LEVELS = ("v4-vnni-bf16", "v4", "v3", "baseline")
-
-Values = Callable[..., Sequence[str]]
 
 
 def is_asked() -> bool:
@@ -74,71 +65,9 @@ def joined(line: str, last: str) -> tuple[list[str], str]:
     return found, before + colon
 
 
-def offering(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command, declared anew with what there is for its parameters."""
-    for name, hint in get_type_hints(command, include_extras=True).items():
-        if name in VALUES:
-            kind, info = get_args(hint)
-            info = copy(info)
-            info.autocompletion = VALUES[name]
-            command.__annotations__[name] = Annotated[kind, info]
-    return command
-
-
-def _artifacts(incomplete: str) -> list[str]:
-    """Directories NAME.octavo beside what was typed. Where there are none the shell offers its files."""
-    folder, _, start = incomplete.rpartition("/")
-    base = Path(folder or ("/" if incomplete.startswith("/") else ".")).expanduser()
-    try:
-        names = sorted(path.name for path in base.glob("*.octavo") if path.is_dir())
-    except (OSError, RuntimeError):
-        return []
-    before = incomplete[: len(incomplete) - len(start)]
-    return [before + name for name in names if name.startswith(start)]
-
-
-def _targets(incomplete: str) -> Sequence[str]:
-    """Of an artifact those that it has, else all."""
-    found = _manifest().get("targets")
-    return list(found) if isinstance(found, Mapping) else TARGETS
-
-
-def _stages(incomplete: str) -> list[str]:
-    files = _manifest().get("files")
-    found = [] if not isinstance(files, Mapping) else [Path(f).stem for f in files if f.startswith("stages/")]
-    return [*sorted(found), "graph"]
-
-
-def _levels(incomplete: str) -> list[str]:
-    """The last of a list by commas."""
-    before, comma, _ = incomplete.rpartition(",")
-    return [before + comma + level for level in LEVELS if level not in before.split(",")]
-
-
-def _manifest() -> Mapping[str, Any]:
-    """Of the artifact that the line names; empty where it names none."""
-    for word in words():
-        with suppress(OSError, ValueError, RecursionError, RuntimeError):
-            with open(Path(word).expanduser() / "manifest.json", "rb") as file:
-                found = json.loads(file.read(MOST_BYTES))
-            return found if isinstance(found, Mapping) else {}
-    return {}
-
-
 def _escaped(word: str) -> str:
     """As bash reads it: typer's script inserts it as it is."""
     return "".join(f"\\{c}" if c in " \t'\"$`&;()<>|*?[]{}!#" else c for c in word)
-
-
-VALUES: dict[str, Values] = {
-    "engine": _artifacts,
-    "target": _targets,
-    "dtype": lambda incomplete: ("f32", "bf16"),
-    "block": lambda incomplete: ("8", "16", "32", "64"),
-    "isa": _levels,
-    "ir": _stages,
-    "diff": _stages,
-}
 
 
 def check_shell(option: str) -> None:

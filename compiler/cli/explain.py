@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from compiler.cli import values
 from compiler.cli.errors import BAD_INPUT
+from compiler.cli.options import Block, MaxContext
 
 
 def command(
@@ -22,14 +24,13 @@ def command(
         int | None, typer.Option(help="Print this layer's ops too, before and after the passes.", min=0)
     ] = None,
     dtype: Annotated[
-        str, typer.Option(help="Of linears and the KV cache, as for compile: f32 or bf16.")
+        str,
+        typer.Option(
+            help="Of linears and the KV cache, as for compile: f32 or bf16.", autocompletion=values.dtypes
+        ),
     ] = "f32",
-    max_context: Annotated[
-        int | None, typer.Option(help="Longest sequence; default the model's own.")
-    ] = None,
-    block: Annotated[
-        int, typer.Option(help="Tokens of a KV block: 8, 16, 32 or 64.", metavar="8|16|32|64")
-    ] = 16,
+    max_context: MaxContext = None,
+    block: Block = 16,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, of every layer.")] = False,
 ) -> None:
     """Say what the compiler recognises in a model, layer by layer, or the first reason why it refuses it.

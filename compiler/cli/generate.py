@@ -6,7 +6,6 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +14,7 @@ from compiler.cli.errors import debug_level
 from compiler.cli.loading import loading
 from compiler.cli.options import (
     Digest,
+    EnginePath,
     KvBlocks,
     KvMemory,
     MaxRequests,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    engine: Annotated[Path, typer.Argument(help="An engine artifact, NAME.octavo.")],
+    engine: EnginePath,
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from stdin.")],
     chat: Annotated[
         bool, typer.Option("--chat", help="The prompt is a user's message to a chat model.")

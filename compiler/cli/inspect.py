@@ -9,17 +9,20 @@ from typing import Annotated, Any
 import typer
 
 import runtime
-from compiler.cli.options import KvBlocks, KvMemory, MaxRequests, MaxStepTokens, SwapMemory, given
+from compiler.cli import values
+from compiler.cli.options import EnginePath, KvBlocks, KvMemory, MaxRequests, MaxStepTokens, SwapMemory, given
 from compiler.errors import CompileError
 from compiler.inspect.stages import TODO, StageFile, count_ops, find_stage, stages
 from compiler.inspect.summary import show, summary
-from runtime.artifact import Artifact
 
 
 def command(
-    engine: Annotated[Path, typer.Argument(help="An engine artifact, NAME.octavo.")],
+    engine: EnginePath,
     target: Annotated[
-        str | None, typer.Option(help="Of the targets that it was compiled for, the one to show.")
+        str | None,
+        typer.Option(
+            help="Of the targets that it was compiled for, the one to show.", autocompletion=values.targets
+        ),
     ] = None,
     list_stages: Annotated[
         bool, typer.Option("--stages", help="List the stages: the graph after each pass, and each target's.")
@@ -30,6 +33,7 @@ def command(
             "--ir",
             help="Print a stage's graph, by number, name or pass: 'graph' is what the kernels run.",
             metavar="STAGE",
+            autocompletion=values.stages,
         ),
     ] = None,
     diff: Annotated[
@@ -38,6 +42,7 @@ def command(
             "--diff",
             help="What differs between two stages, by layer: ops removed, added and changed.",
             metavar="STAGE STAGE",
+            autocompletion=values.stages,
         ),
     ] = None,
     graph: Annotated[
@@ -130,7 +135,7 @@ def command(
         return
     for name in (*options, *given(length=length)):
         raise CompileError("goes with --memory", where=f"--{name.replace('_', '-')}", todo="Add --memory")
-    artifact = Artifact.open(engine, verify="fast")
+    artifact = runtime.Artifact.open(engine, verify="fast")
     if target is not None:
         artifact.target(target)  # it must be there
     step = (requests, context, tokens)
@@ -166,7 +171,7 @@ def _memory(
     print(json.dumps(plan.as_json(lengths)) if as_json else plan.text(lengths))
 
 
-def _list_stages(artifact: Artifact, target: str | None, as_json: bool) -> None:
+def _list_stages(artifact: runtime.Artifact, target: str | None, as_json: bool) -> None:
     found = [(stage.name, count_ops(stage.read(artifact)), stage.file) for stage in stages(artifact, target)]
     if as_json:
         print(json.dumps([{"stage": name, "ops": ops, "file": file} for name, ops, file in found]))
@@ -178,13 +183,13 @@ def _list_stages(artifact: Artifact, target: str | None, as_json: bool) -> None:
         print(f"{TODO}.")
 
 
-def _ir(artifact: Artifact, stage: StageFile, as_json: bool) -> None:
+def _ir(artifact: runtime.Artifact, stage: StageFile, as_json: bool) -> None:
     text = stage.read(artifact)
     about = {"stage": stage.name, "file": stage.file, "ops": count_ops(text), "ir": text}
     print(json.dumps(about) + "\n" if as_json else text, end="")
 
 
-def _diff(artifact: Artifact, two: list[StageFile], as_json: bool) -> None:
+def _diff(artifact: runtime.Artifact, two: list[StageFile], as_json: bool) -> None:
     from rich.console import Console
 
     from compiler.inspect.diff import diff
@@ -202,7 +207,7 @@ def _diff(artifact: Artifact, two: list[StageFile], as_json: bool) -> None:
         console.print(line)
 
 
-def _graph(artifact: Artifact, stage: StageFile, path: Path, as_json: bool) -> None:
+def _graph(artifact: runtime.Artifact, stage: StageFile, path: Path, as_json: bool) -> None:
     from compiler.inspect.files import write_whole
     from compiler.inspect.graph_of import graph_of
     from compiler.inspect.graphs import network, writer
@@ -218,7 +223,7 @@ def _graph(artifact: Artifact, stage: StageFile, path: Path, as_json: bool) -> N
 
 
 def _html(
-    artifact: Artifact, path: Path, step: tuple[int | None, int | None, int | None], as_json: bool
+    artifact: runtime.Artifact, path: Path, step: tuple[int | None, int | None, int | None], as_json: bool
 ) -> None:
     from compiler.inspect.files import write_whole
     from compiler.inspect.page import page
@@ -235,7 +240,10 @@ def _html(
 
 
 def _kernels(
-    artifact: Artifact, target: str | None, step: tuple[int | None, int | None, int | None], as_json: bool
+    artifact: runtime.Artifact,
+    target: str | None,
+    step: tuple[int | None, int | None, int | None],
+    as_json: bool,
 ) -> None:
     from compiler.cli.kernels import show as show_kernels
     from compiler.kernels import kernel_figures, step_shapes

@@ -1,13 +1,20 @@
-"""Options that several subcommands share: how tokens are sampled, as Sampling takes them, and where an engine
-runs and what it may take of memory, as load() takes them."""
+"""Options that several subcommands share: the engine; how tokens are sampled, as Sampling takes it; where it
+runs and what it may take of memory, as load() takes it; and what a compile makes."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from compiler.cli import values
+
 _PANEL = "Memory"
+
+EnginePath = Annotated[
+    Path, typer.Argument(help="An engine artifact, NAME.octavo.", autocompletion=values.artifacts)
+]
 
 Temperature = Annotated[float, typer.Option(help="0 is greedy.", min=0.0)]
 TopK = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.", min=0)]
@@ -18,7 +25,10 @@ Stop = Annotated[list[str] | None, typer.Option(help="End before this text; may 
 Timeout = Annotated[float | None, typer.Option(help="End after this many seconds with what there is.")]
 
 Target = Annotated[
-    str | None, typer.Option(help="Default: the best of the engine's that this machine can run.")
+    str | None,
+    typer.Option(
+        help="Default: the best of the engine's that this machine can run.", autocompletion=values.targets
+    ),
 ]
 Digest = Annotated[
     str | None,
@@ -50,6 +60,14 @@ MaxStepTokens = Annotated[
 ]
 MaxRequests = Annotated[
     int | None, typer.Option(help="Requests that run at once. Default 64.", rich_help_panel=_PANEL)
+]
+
+MaxContext = Annotated[int | None, typer.Option(help="Longest sequence; default the model's own.")]
+Block = Annotated[
+    int,
+    typer.Option(
+        help="Tokens of a KV block: 8, 16, 32 or 64.", metavar="8|16|32|64", autocompletion=values.blocks
+    ),
 ]
 
 

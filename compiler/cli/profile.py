@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+import runtime
+from compiler.cli import values
+from compiler.cli.options import EnginePath
 from compiler.errors import CompileError
 from runtime import machine
-from runtime.artifact import Artifact
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from compiler.profile.figures import StepFigures
     from compiler.profile.limits import Limits
 
@@ -24,14 +26,17 @@ WIDTH = 120  # where the output is no terminal
 
 
 def command(
-    engine: Annotated[Path, typer.Argument(help="An engine artifact, NAME.octavo.")],
+    engine: EnginePath,
     prompt_tokens: Annotated[int, typer.Option(help="Prompt tokens of each request.", min=1)] = 512,
     context_tokens: Annotated[int, typer.Option(help="Cached tokens before the prompt.", min=0)] = 0,
     requests: Annotated[int, typer.Option(help="Requests at once.", min=1, max=2**20)] = 1,
     threads: Annotated[
         int | None, typer.Option(help="Default: the cores this process may use.", min=1)
     ] = None,
-    isa: Annotated[str | None, typer.Option(help="A kernel's level instead of the best that fits.")] = None,
+    isa: Annotated[
+        str | None,
+        typer.Option(help="A kernel's level instead of the best that fits.", autocompletion=values.levels),
+    ] = None,
     repeats: Annotated[int, typer.Option(help="Figures are medians over this many runs.", min=1)] = 7,
     kernels: Annotated[bool, typer.Option("--kernels", help="List every kernel, in order.")] = False,
     trace: Annotated[
@@ -47,11 +52,13 @@ def command(
 
     octavo profile model.octavo --context-tokens 4096 --requests 16 --trace trace.json
     """
+    from rich.console import Console
+
     from compiler.profile.run import profile
     from compiler.profile.steps import Workload
     from compiler.profile.trace import chrome_trace
 
-    artifact = Artifact.open(engine)
+    artifact = runtime.Artifact.open(engine)
     if "cpu" not in artifact.manifest.targets:
         raise CompileError(
             f"compiled for {', '.join(artifact.manifest.targets)}; octavo profile times the target cpu alone",
@@ -83,6 +90,8 @@ def _describe(limits: Limits) -> str:
 
 
 def _show(console: Console, name: str, step: StepFigures, every: bool) -> None:
+    from rich.table import Table
+
     facts = step.as_json()
     print(
         f"\n{name}: {facts['tokens']} tokens of {facts['requests']} requests, each after "

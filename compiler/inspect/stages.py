@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from compiler.errors import CompileError
-from runtime.artifact import Artifact
+
+if TYPE_CHECKING:
+    from runtime.artifact import Artifact
 
 TODO = "Compile the model with --dump-ir DIR to keep the graph after every pass"
 

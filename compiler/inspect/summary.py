@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from compiler.inspect.stages import stages
-from runtime.artifact import Artifact
+
+if TYPE_CHECKING:
+    from runtime.artifact import Artifact
 
 
 def summary(artifact: Artifact) -> dict[str, Any]:
@@ -33,6 +32,9 @@ def summary(artifact: Artifact) -> dict[str, Any]:
 
 
 def show(artifact: Artifact) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     facts = summary(artifact)
     model, source = facts["model"], facts["source"]
     table = Table.grid(padding=(0, 2))

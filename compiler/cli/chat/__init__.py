@@ -10,6 +10,7 @@ import typer
 
 from compiler.cli.options import (
     Digest,
+    EnginePath,
     KvBlocks,
     KvMemory,
     MaxStepTokens,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    engine: Annotated[Path, typer.Argument(help="An engine artifact, NAME.octavo.")],
+    engine: EnginePath,
     system: Annotated[
         str | None, typer.Option(help="The system prompt: who answers, and how.", metavar="TEXT")
     ] = None,
