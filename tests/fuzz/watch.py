@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ class Watch:
     def case(self) -> Iterator[None]:
         """Raises Fault for what was done in it, and TooLong."""
         self._seen.clear()
-        faulthandler.dump_traceback_later(HUNG, exit=True)
+        _end_if_hung()
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         started = time.process_time()
         self._active = True
@@ -110,6 +110,15 @@ class Watch:
 
     def _is_inside(self, path: str) -> bool:
         return path == self._folder or path.startswith(self._folder + os.sep)
+
+
+def _end_if_hung() -> None:
+    """It takes a thread, which a busy machine may not have at once."""
+    for _ in range(100):
+        with suppress(RuntimeError):
+            return faulthandler.dump_traceback_later(HUNG, exit=True)
+        time.sleep(0.1)
+    raise RuntimeError("no thread can be started that would end a case that hangs")
 
 
 def _resident_bytes() -> int:
