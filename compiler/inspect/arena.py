@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ir.graph import Graph
@@ -60,8 +59,3 @@ def _form(size: object) -> Form:
     found = linear_form(size)  # pyright: ignore[reportArgumentType]
     t, r, q, fixed = (found[name] for name in (*SIZES, ""))
     return t, r, q, fixed
-
-
-def bytes_at(form: Form, sizes: Sequence[int]) -> int:
-    """sizes: T, R and Q of a step."""
-    return form[3] + sum(each * -(-size // 16) * 16 for each, size in zip(form, sizes, strict=False))

@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from compiler.inspect.sections import Row, Section, Template, sections
+from compiler.inspect.sections import Row, Section, sections
 from ir.graph import Graph
 
 Status = Literal["same", "changed", "removed", "added"]
-EMPTY = Template((), ())
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ A layer is the ops whose loc starts with one path that ends in a number, such as
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ir.graph import Graph, Op, Value, Weight
@@ -179,11 +179,3 @@ def _ranges(parent: str, numbers: Sequence[int]) -> str:
             runs.append([number])
     shown = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
     return f"{parent}.{shown}" if parent else shown
-
-
-def by_template(found: Sequence[Section]) -> Mapping[Template, list[Section]]:
-    """Sections that do the same together, in order of the first of each."""
-    groups: dict[Template, list[Section]] = {}
-    for section in found:
-        groups.setdefault(section.template, []).append(section)
-    return groups
