@@ -19,6 +19,8 @@ from typing import Any
 
 from codegen.scratch import is_abandoned, owner_tag
 from compiler.errors import CompileError
+from compiler.files import read_file
+from runtime.artifact import MAX_MANIFEST
 from runtime.hashes import file_hash, manifest_digest
 from runtime.manifest import FORMAT, VERSION
 
@@ -100,8 +102,8 @@ def check_replaceable(out: Path, force: bool) -> None:
 def is_artifact(path: Path) -> bool:
     """Whether a directory has a manifest that calls it an engine artifact, of whatever version."""
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
-    except (OSError, ValueError, RecursionError):
+        manifest = json.loads(read_file(path / "manifest.json", MAX_MANIFEST))
+    except (CompileError, OSError, ValueError, RecursionError):
         return False
     return isinstance(manifest, dict) and manifest.get("format") == FORMAT
 

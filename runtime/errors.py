@@ -52,6 +52,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
+def one_line(text: str) -> str:
+    """The same in a line."""
+    return printable(text).replace("\n", "\\n")
+
+
 def shown(value: Any, most: int = 60) -> str:
     """A value from a file, in a length that fits a message."""
     try:

@@ -71,11 +71,12 @@ def report(error: BaseException, args: Sequence[str] = ()) -> int:
     args: the command line. With --json the error's parts go to stdout too.
     """
     said = say(error, args[0] if args and not args[0].startswith("-") else "")
-    if debug_level():
-        traceback.print_exception(error)
-    print(f"{_prefix()} {said.line}", file=sys.stderr)
-    if said.shown:
-        print(said.shown, file=sys.stderr)
+    with suppress(OSError):  # of a full disk: the code says it still
+        if debug_level():
+            traceback.print_exception(error)
+        print(f"{_prefix()} {said.line}", file=sys.stderr)
+        if said.shown:
+            print(said.shown, file=sys.stderr)
     if "--json" in (args[: args.index("--")] if "--" in args else args):
         with suppress(OSError):
             print(said.json, flush=True)

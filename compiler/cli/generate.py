@@ -31,6 +31,7 @@ from compiler.cli.options import (
     TopP,
     given,
 )
+from compiler.cli.streams import for_terminal
 
 if TYPE_CHECKING:
     from runtime import Completion, Engine, Request
@@ -129,7 +130,7 @@ def command(
         request = loaded.submit(asked, sampling, timeout_s=service.timeout_s)
         if as_json:
             found = [_as_json(completion) for completion in request.results()]
-            print(json.dumps(found[0] if samples == 1 else {"samples": found}, ensure_ascii=False))
+            print(json.dumps(found[0] if samples == 1 else {"samples": found}))
         elif samples == 1:
             _print_stream(request)
         else:
@@ -150,7 +151,7 @@ def _print_log(engine: Engine) -> None:
 def _print_stream(request: Request) -> None:
     """The text as it comes."""
     for event in request:
-        sys.stdout.write(event.text)
+        sys.stdout.write(for_terminal(event.text))
         sys.stdout.flush()
     sys.stdout.write("\n")
 
@@ -159,7 +160,7 @@ def _print_samples(completions: Sequence[Completion]) -> None:
     for completion in completions:
         score = "" if completion.score is None else f", score {completion.score:.4f}"
         print(f"--- sample {completion.sample_index} ({completion.finish_reason}{score})")
-        print(completion.text)
+        print(for_terminal(completion.text))
 
 
 def _as_json(completion: Completion) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import typer
 import runtime
 from compiler.cli import values
 from compiler.cli.options import EnginePath, KvBlocks, KvMemory, MaxRequests, MaxStepTokens, SwapMemory, given
+from compiler.cli.streams import for_terminal
 from compiler.errors import CompileError
 from compiler.inspect.stages import TODO, StageFile, count_ops, find_stage, stages
 from compiler.inspect.summary import show, summary
@@ -186,7 +187,7 @@ def _list_stages(artifact: runtime.Artifact, target: str | None, as_json: bool) 
 def _ir(artifact: runtime.Artifact, stage: StageFile, as_json: bool) -> None:
     text = stage.read(artifact)
     about = {"stage": stage.name, "file": stage.file, "ops": count_ops(text), "ir": text}
-    print(json.dumps(about) + "\n" if as_json else text, end="")
+    print(json.dumps(about) + "\n" if as_json else for_terminal(text), end="")
 
 
 def _diff(artifact: runtime.Artifact, two: list[StageFile], as_json: bool) -> None:
@@ -208,10 +209,11 @@ def _diff(artifact: runtime.Artifact, two: list[StageFile], as_json: bool) -> No
 
 
 def _graph(artifact: runtime.Artifact, stage: StageFile, path: Path, as_json: bool) -> None:
-    from compiler.inspect.files import write_whole
+    from compiler.inspect.files import check_place, write_whole
     from compiler.inspect.graph_of import graph_of
     from compiler.inspect.graphs import network, writer
 
+    check_place(path)
     as_text = writer(path)
     found = network(graph_of(artifact, stage))
     write_whole(path, as_text(found))
@@ -225,9 +227,10 @@ def _graph(artifact: runtime.Artifact, stage: StageFile, path: Path, as_json: bo
 def _html(
     artifact: runtime.Artifact, path: Path, step: tuple[int | None, int | None, int | None], as_json: bool
 ) -> None:
-    from compiler.inspect.files import write_whole
+    from compiler.inspect.files import check_place, write_whole
     from compiler.inspect.page import page
 
+    check_place(path)
     text, told = page(artifact, step)
     write_whole(path, text)
     num_bytes = len(text.encode())

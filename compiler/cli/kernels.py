@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
+
+from compiler.inspect.tables import console
 
 if TYPE_CHECKING:
     from compiler.kernels import KernelFigures
@@ -21,8 +22,7 @@ HEADINGS = (
 
 def show(figures: Sequence[KernelFigures], steps: Sequence[str]) -> None:
     """A table for each step. steps: those with counts; the sampler's come after them."""
-    console = Console()
-    console = console if console.is_terminal else Console(width=WIDTH)
+    shown = console(WIDTH)
     for target in dict.fromkeys(row.target for row in figures):
         mine = [row for row in figures if row.target == target]
         for step in dict.fromkeys(row.step for row in mine):
@@ -30,7 +30,7 @@ def show(figures: Sequence[KernelFigures], steps: Sequence[str]) -> None:
             total = sum(row.bound_us or 0.0 for row in rows)
             bound = f", at least {total:,.1f} us" if step in steps and total else ""
             print(f"\n{target}, {step or UNUSED}{bound}")
-            console.print(_table(rows), markup=False, highlight=False)
+            shown.print(_table(rows), highlight=False)
 
 
 def _table(rows: Sequence[KernelFigures]) -> Table:

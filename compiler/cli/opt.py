@@ -77,7 +77,7 @@ def _read(file: str) -> Graph:
 
     if file != "-" and not Path(file).is_file():
         todo = "octavo compile --dump-ir DIR writes some; - reads stdin"
-        raise CompileError("no such file", where=file, todo=todo)
+        raise CompileError("not a file" if Path(file).exists() else "no such file", where=file, todo=todo)
     try:
         graph = parse(sys.stdin.read() if file == "-" else Path(file).read_text())
         verify(graph)

@@ -52,8 +52,8 @@ def command(
 
     octavo profile model.octavo --context-tokens 4096 --requests 16 --trace trace.json
     """
-    from rich.console import Console
-
+    from compiler.inspect.files import check_place, write_whole
+    from compiler.inspect.tables import console
     from compiler.profile.run import profile
     from compiler.profile.steps import Workload
     from compiler.profile.trace import chrome_trace
@@ -65,21 +65,22 @@ def command(
             where=str(engine),
             todo="Try octavo inspect --kernels, which shows a GPU's kernels beside their bounds",
         )
+    if trace is not None:
+        check_place(trace)
     num_threads = threads or machine.default_threads()
     workload = Workload(prompt_tokens, context_tokens, requests)
     found = profile(artifact, workload, num_threads, isa, repeats)
     if trace is not None:
-        trace.write_text(json.dumps(chrome_trace(found.steps)))
+        write_whole(trace, json.dumps(chrome_trace(found.steps)))
     about = {"isa": artifact.kernel(isa).isa, "threads": num_threads, "repeats": repeats}
     if as_json:
         steps = {name: step.as_json() for name, step in found.steps.items()}
         print(json.dumps({**about, "limits": vars(found.limits), **steps}))
         return
-    console = Console()
-    console = console if console.is_terminal else Console(width=WIDTH)
+    shown = console(WIDTH)
     print(f"{about['isa']}, {num_threads} threads; {_describe(found.limits)}")
     for name, step in found.steps.items():
-        _show(console, name, step, kernels)
+        _show(shown, name, step, kernels)
 
 
 def _describe(limits: Limits) -> str:

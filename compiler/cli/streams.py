@@ -11,6 +11,9 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+# Control characters that a terminal would obey, but for newlines and tabs.
+_CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
+
 
 def prepare() -> None:
     """Streams that were closed become empty ones; text that the terminal's encoding lacks is escaped."""
@@ -19,6 +22,11 @@ def prepare() -> None:
     sys.stderr = sys.stderr or open(os.devnull, "w")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def for_terminal(text: str) -> str:
+    """A text that a model or a file holds: without what a terminal would obey, where stdout is one."""
+    return text.translate(_CONTROLS) if sys.stdout.isatty() else text
 
 
 def reader_is_gone() -> bool:

@@ -15,9 +15,10 @@ from rich.progress import Progress as Bars
 
 from compiler.cli.errors import debug_level
 from compiler.progress import Progress
+from runtime.errors import printable
 
 if TYPE_CHECKING:
-    from compiler.estimate import Preflight
+    from compiler.flight import Preflight
     from ir.graph import Graph
     from ir.rewrite import Miss
 
@@ -49,7 +50,7 @@ class Terminal(Progress):
     def preflight(self, found: Preflight) -> None:
         self.found = found
         if found.survey.kind != "unknown":  # else the import says in a moment what is wrong with it
-            self._console.print(str(found))
+            self._console.print(printable(str(found)))
 
     def stages(self, names: Sequence[str]) -> None:
         self._names = names

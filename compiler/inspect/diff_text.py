@@ -10,6 +10,7 @@ from rich.text import Text
 
 from compiler.inspect.diff import Change, GraphDiff, SectionDiff
 from compiler.inspect.sections import Row, Section, span
+from runtime.errors import one_line
 
 SIGNS = {"removed": "-", "added": "+", "changed": "~", "same": " "}
 STYLES = {"removed": "red", "added": "green", "changed": "yellow", "same": ""}
@@ -105,11 +106,11 @@ def _kinds(found: GraphDiff) -> Iterator[Text]:
 def _group(group: Sequence[SectionDiff]) -> Iterator[Text]:
     first = group[0]
     if set(first.counts) == {"same"}:
-        yield Text(f"{span([section.path for section in group])}: nothing changes", "dim")
+        yield Text(f"{_places(group)}: nothing changes", "dim")
         return
-    title = Text(span([first.path]), "bold")
+    title = Text(_places([first]), "bold")
     if len(group) > 1:
-        title.append(f"  (the same in {span([section.path for section in group[1:]])})", "dim")
+        title.append(f"  (the same in {_places(group[1:])})", "dim")
     told = ", ".join(f"{first.counts[s]} {s}" for s in SIGNS if first.counts[s])
     yield title.append(f"  {told}", "dim")
     loc = None
@@ -120,8 +121,12 @@ def _group(group: Sequence[SectionDiff]) -> Iterator[Text]:
         shown = new or old or _NO_OP
         if shown.loc != loc:
             loc = shown.loc
-            yield Text(f"  // {loc or span([first.path])}", "dim")
+            yield Text(f"  // {one_line(loc) or _places([first])}", "dim")
         yield Text(f"  {SIGNS[change.status]} {shown}{_what(change, old, new)}", STYLES[change.status])
+
+
+def _places(group: Sequence[SectionDiff]) -> str:
+    return one_line(span([section.path for section in group]))
 
 
 def _what(change: Change, old: OpText | None, new: OpText | None) -> str:

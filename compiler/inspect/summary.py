@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from compiler.inspect.stages import stages
+from compiler.inspect.tables import console
+from runtime.errors import one_line
 
 if TYPE_CHECKING:
     from runtime.artifact import Artifact
@@ -32,7 +34,6 @@ def summary(artifact: Artifact) -> dict[str, Any]:
 
 
 def show(artifact: Artifact) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     facts = summary(artifact)
@@ -57,8 +58,8 @@ def show(artifact: Artifact) -> None:
         ("bytes", f"{facts['bytes']['total']:>15,}  in all"),
     ]
     for row in rows:
-        table.add_row(*row)
-    Console().print(table, markup=False)
+        table.add_row(*map(one_line, row))
+    console().print(table)
 
 
 def _without_weights(facts: dict[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from compiler.files import is_file
 from runtime.errors import RequestError
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}, both texts
@@ -66,6 +67,8 @@ class Conversation:
 
 def read(path: Path) -> Conversation:
     """A saved conversation. Raises RequestError where the file is none, and OSError."""
+    if path.exists() and not is_file(path):  # a pipe may have no end
+        raise RequestError("not a file", where=str(path), todo="Give one that /save wrote")
     with path.open("rb") as file:
         content = file.read(MOST_BYTES + 1)
     try:

@@ -11,17 +11,15 @@ from typing import Any, TextIO
 from compiler.cli.chat import figures
 from compiler.cli.chat.commands import Reply
 from compiler.cli.chat.session import Session, Turn
-from runtime.errors import OctavoError
-
-# Control characters that a terminal would obey, but for newlines and tabs.
-_CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
+from compiler.cli.streams import for_terminal
+from runtime.errors import OctavoError, printable
 
 
 class Text:
     """As people read it. notes: whether somebody looks on, who wants to know how fast it was."""
 
     def __init__(self, notes: bool) -> None:
-        self._notes, self._safe = notes, sys.stdout.isatty()
+        self._notes = notes
         self._dim = _has_styles(sys.stderr)
         self._waits = False  # a line says so
 
@@ -35,7 +33,7 @@ class Text:
         """Of an answer, as it comes."""
         if text:
             self.arrived()
-            sys.stdout.write(text.translate(_CONTROLS) if self._safe else text)
+            sys.stdout.write(for_terminal(text))
             sys.stdout.flush()
 
     def turn(self, line: str, turn: Turn, session: Session) -> None:
@@ -47,11 +45,11 @@ class Text:
 
     def reply(self, line: str, reply: Reply) -> None:
         if reply.text:
-            print(reply.text.translate(_CONTROLS), file=sys.stderr, flush=True)
+            print(printable(reply.text), file=sys.stderr, flush=True)
 
     def error(self, line: str, error: Exception) -> None:
         self.arrived()
-        print(f"octavo: {_parts(error)}".translate(_CONTROLS), file=sys.stderr, flush=True)
+        print(printable(f"octavo: {_parts(error)}"), file=sys.stderr, flush=True)
 
     def note(self, text: str) -> None:
         """A line for who looks on, dim."""
@@ -96,7 +94,7 @@ class Json:
 
 
 def _print(fields: dict[str, Any]) -> None:
-    print(json.dumps(fields, ensure_ascii=False), flush=True)
+    print(json.dumps(fields), flush=True)
 
 
 def _parts(error: Exception) -> OctavoError:
