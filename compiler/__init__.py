@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from compiler.estimate import Preflight
     from compiler.explanation import Explanation
+    from compiler.flight import Preflight
     from compiler.progress import Progress
 
 

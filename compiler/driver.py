@@ -17,8 +17,9 @@ from codegen.kv_block import BLOCKS
 from compiler import importers, manifest, trial
 from compiler.artifact import ArtifactWriter
 from compiler.check import Checker, random_batch
+from compiler.disk import check_room, refused_writes
 from compiler.errors import CompileError
-from compiler.estimate import Preflight, preflight, refused_writes
+from compiler.flight import Preflight, preflight
 from compiler.importers import Imported
 from compiler.importers.model import MAX_CONTEXT
 from compiler.pipeline import Stage, pipeline, run_pipeline
@@ -71,7 +72,7 @@ def compile_artifact(
         flight = _preflight(source, found, options, writer.out)
         told.preflight(flight)
         flight.check()
-        with refused_writes(flight), writer:
+        with refused_writes(flight.out, flight.write_bytes), writer:
             return Compile(writer, found, options, told, cache).run(source)
 
 
@@ -216,13 +217,7 @@ class Compile:
         num_weights = sum(evaluate(product(tensor_of(w).shape), {}) for w in imported.graph.weights)
         num_bytes = num_weights * DType(self.dtype).size_bytes
         need = num_bytes * len(self.kinds) if self.options.weights else 0
-        free = shutil.disk_usage(self.writer.root).free
-        if free < need:
-            raise CompileError(
-                f"it takes about {need / 1e6:,.0f} MB and the disk has {free / 1e6:,.0f} MB free",
-                where=str(self.writer.out),
-                todo="Free some, or choose another place with -o",
-            )
+        check_room(need, shutil.disk_usage(self.writer.root).free, self.writer.out)
 
     def _checker(self, imported: Imported) -> Checker:
         batch = random_batch(imported.info.vocab_size, imported.info.max_context, self.options.block)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from compiler.estimate import Preflight
+    from compiler.flight import Preflight
     from ir.graph import Graph
     from ir.rewrite import Miss
 
