@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,23 +31,91 @@ STRING, ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
 
-def check_header(path: Path) -> None:
-    """Raises WeightError where a count, a length or an offset leaves the file, or is absurd."""
+@dataclass(frozen=True)
+class Stored:
+    """A tensor. shape: innermost first. kind: ggml's number of its type. first: its first byte of data."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    first: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """keys: numbers, and None for a text or an array. start, end: of the data, in bytes of the file."""
+
+    keys: Mapping[str, Any]
+    tensors: Sequence[Stored]
+    alignment: int
+    start: int
+    end: int
+
+
+def read_header(path: Path) -> Header:
+    """Without the gguf package, which takes a second to import. Tensors' types and places are not checked.
+
+    Raises WeightError where a count or a length leaves the file, or is absurd.
+    """
     with path.open("rb") as file:
         size = path.stat().st_size
         if size < 24:
             raise WeightError(f"{size} bytes are too few for a GGUF file", where=str(path), todo=AGAIN)
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            _Header(path, data).check()
+            return _Reader(path, data).read()
 
 
-class _Header:
+def check_header(path: Path) -> None:
+    """Raises WeightError where a count, a length or an offset leaves the file, or is absurd."""
+    from gguf.constants import GGML_QUANT_SIZES
+
+    header, sizes = read_header(path), {int(kind): size for kind, size in GGML_QUANT_SIZES.items()}
+    places = [(t.first, _stored_bytes(path, t, header.alignment, sizes), t.name) for t in header.tensors]
+    end, before = 0, ""
+    for first, size, name in sorted(places):
+        if first < end:
+            _fail(path, f"tensors {shown(before)} and {shown(name)} overlap")
+        end, before = first + size, name
+        if header.start + end > header.end:
+            ends = f"ends at {header.start + end:,} of {header.end:,} bytes"
+            _fail(path, f"truncated: tensor {shown(name)} {ends}")
+    if len({name for _, _, name in places}) < len(places):
+        _fail(path, "two tensors have one name")
+
+
+def _stored_bytes(path: Path, tensor: Stored, alignment: int, sizes: Mapping[int, tuple[int, int]]) -> int:
+    """sizes: elements and bytes of a group, of each type."""
+    name, shape = shown(tensor.name), tensor.shape
+    if tensor.kind not in sizes:
+        _fail(path, f"tensor {name} is of an unknown type, {tensor.kind}")
+    group, group_bytes = sizes[tensor.kind]
+    if not all(shape) or shape[0] % group or math.prod(shape) >= 2**62:
+        _fail(
+            path,
+            f"tensor {name} cannot have the shape {shown(list(shape[::-1]))} in {_type_name(tensor.kind)}",
+        )
+    if tensor.first % alignment:
+        _fail(path, f"tensor {name} starts at {tensor.first}, which is not aligned to {alignment}")
+    return math.prod(shape) // group * group_bytes
+
+
+def _type_name(kind: int) -> str:
+    from gguf.constants import GGMLQuantizationType
+
+    return GGMLQuantizationType(kind).name
+
+
+def _fail(path: Path, what: str) -> NoReturn:
+    raise WeightError(what, where=str(path), todo=AGAIN)
+
+
+class _Reader:
     """A place in the file, which moves on with what is taken."""
 
     def __init__(self, path: Path, data: Any) -> None:
         self._path, self._data, self._at, self._elements = path, data, 0, 0
 
-    def check(self) -> None:
+    def read(self) -> Header:
         magic, version = self._take("4s"), self._take("I")
         if magic != b"GGUF":
             self._fail(f"it starts with {magic!r}, not with GGUF")
@@ -60,11 +130,12 @@ class _Header:
             self._fail(
                 f"general.alignment is {shown(alignment)}, not a power of two from 8 to {MAX_ALIGNMENT}"
             )
-        tensors = [self._tensor(alignment) for _ in range(num_tensors)]
-        self._check_places(tensors, -(-self._at // alignment) * alignment)
+        tensors = [self._tensor() for _ in range(num_tensors)]
+        start = -(-self._at // alignment) * alignment
+        return Header(dict(keys), tensors, alignment, start, len(self._data))
 
     def _fail(self, what: str) -> NoReturn:
-        raise WeightError(what, where=str(self._path), todo=AGAIN)
+        _fail(self._path, what)
 
     def _bytes(self, count: int) -> bytes:
         if count > len(self._data) - self._at:
@@ -115,35 +186,9 @@ class _Header:
             self._value(inner, key, depth + 1)
         return None
 
-    def _tensor(self, alignment: int) -> tuple[int, int, str]:
-        """(first byte, bytes, name) in the data."""
-        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
+    def _tensor(self) -> Stored:
         name, axes = self._text(MAX_NAME_BYTES, "a tensor's name"), self._take("I")
         if not 1 <= axes <= MAX_AXES:
             self._fail(f"tensor {shown(name)} has {axes} axes; 1 to {MAX_AXES} are read")
-        shape = [self._take("Q") for _ in range(axes)]
-        kind, first = self._take("I"), self._take("Q")
-        sizes = {int(k): v for k, v in GGML_QUANT_SIZES.items()}
-        if kind not in sizes:
-            self._fail(f"tensor {shown(name)} is of an unknown type, {kind}")
-        group, group_bytes = sizes[kind]
-        if not all(shape) or (shape[0] if shape else 1) % group or math.prod(shape) >= 2**62:
-            what = GGMLQuantizationType(kind).name
-            self._fail(f"tensor {shown(name)} cannot have the shape {shown(shape[::-1])} in {what}")
-        if first % alignment:
-            self._fail(f"tensor {shown(name)} starts at {first}, which is not aligned to {alignment}")
-        return first, math.prod(shape) // group * group_bytes, name
-
-    def _check_places(self, tensors: list[tuple[int, int, str]], start: int) -> None:
-        end, before = 0, ""
-        for first, size, name in sorted(tensors):
-            if first < end:
-                self._fail(f"tensors {shown(before)} and {shown(name)} overlap")
-            end, before = first + size, name
-            if start + end > len(self._data):
-                self._fail(
-                    f"truncated: tensor {shown(name)} ends at {start + end:,} of {len(self._data):,} bytes"
-                )
-        if len({name for _, _, name in tensors}) < len(tensors):
-            self._fail("two tensors have one name")
+        shape = tuple(self._take("Q") for _ in range(axes))
+        return Stored(name, shape, self._take("I"), self._take("Q"))
