@@ -11,13 +11,13 @@ from typing import Any
 
 import sympy
 
-from ir.dims import FloorDiv, Table, is_condition, symbol
+from ir.dims import FloorDiv, Table, is_condition, normalize, symbol
 from ir.text.cursor import Cursor
 from ir.text.expressions import ARITY, CALLS
 from ir.text.lexer import Token
 
 # Sizes of real models have a few parts. What sympy does with more of them takes minutes.
-MAX_LEAVES = 512  # numbers and names in an expression
+MAX_LEAVES = 256  # numbers and names in an expression, as it is read and multiplied out
 MAX_TERMS = 32  # of a product that is multiplied out, and so of a power
 MAX_ARGUMENT_TERMS = 16  # of an argument of min, max, mod and the divisions, likewise
 MAX_ARGUMENTS = 12
@@ -35,12 +35,15 @@ class ExpressionParser(Cursor):
 
     def expression(self) -> Any:
         """A sympy integer expression or predicate."""
+        token = self.next
         if not self._nested:
             self._leaves = 0
         self._nested += 1
         with self.deeper():
             found = self._joined("|", sympy.Or, lambda: self._joined("&", sympy.And, self._comparison))
         self._nested -= 1
+        if not self._nested and _num_leaves(normalize(found)) > MAX_LEAVES:
+            raise token.fail(f"multiplied out it has more than {MAX_LEAVES} numbers and names")
         return found
 
     def number(self) -> Any:
@@ -80,23 +83,25 @@ class ExpressionParser(Cursor):
         if self.accept("-"):
             with self.deeper():
                 return -_number(token, self._product())
-        found = self._primary()
+        factors = (self._primary(),)
         while self.at("*", "//"):
-            function: Any = sympy.Mul if self.take().text == "*" else FloorDiv
-            found = _call(token, function, (found, self._primary()))
-        return found
+            if self.take().text == "*":
+                factors = (*factors, self._primary())
+            else:
+                factors = (_call(token, FloorDiv, (_times(token, factors), self._primary())),)
+        return _times(token, factors)
 
     def _primary(self) -> Any:
         token = self.next
+        if self.accept("("):
+            inner = self.expression()
+            self.expect(")")
+            return inner
         self._leaves += 1
         if self._leaves > MAX_LEAVES:
             raise token.fail(f"an expression of more than {MAX_LEAVES} numbers and names")
         if token.kind == "int":
             return sympy.Integer(self.integer())
-        if self.accept("("):
-            inner = self.expression()
-            self.expect(")")
-            return inner
         name = self.take("name").text
         if name in ("true", "false"):
             return sympy.true if name == "true" else sympy.false
@@ -109,6 +114,11 @@ class ExpressionParser(Cursor):
             wanted = str(least) if least == most else f"{least} or more"
             raise token.fail(f"{name} takes {wanted} arguments, not {len(args)}")
         return _call(token, CALLS[name], args)
+
+
+def _times(token: Token, factors: tuple[Any, ...]) -> Any:
+    """Their product, made at once: sympy sorts all factors each time that it makes one."""
+    return factors[0] if len(factors) == 1 else _call(token, sympy.Mul, factors)
 
 
 def _call(token: Token, function: Any, args: tuple[Any, ...]) -> Any:
@@ -140,6 +150,14 @@ def _num_terms(e: Any) -> int:
     if isinstance(e, sympy.Pow) and isinstance(e.exp, sympy.Integer):
         return _num_terms(e.base) ** int(e.exp)
     return 1
+
+
+def _num_leaves(e: Any) -> int:
+    """Numbers and names in the text of an expression."""
+    if isinstance(e, sympy.Pow) and isinstance(e.exp, sympy.Integer):
+        return _num_leaves(e.base) * int(e.exp)
+    args = getattr(e, "args", ())
+    return sum(map(_num_leaves, args)) if args else 1
 
 
 _DIVISIONS = (FloorDiv, CALLS["ceildiv"], CALLS["mod"])

@@ -72,6 +72,12 @@ def test_what_real_graphs_have_is_far_below_the_limits() -> None:
     assert parse(print_graph(graph)) == graph
 
 
+def test_what_is_multiplied_out_fits_the_limits_too() -> None:
+    factors = "*".join(NAMES[:40])
+    with pytest.raises(ParseError, match="multiplied out it has more than"):
+        parse(of_size(f"({' + '.join(NAMES[40:50])})*{factors}"))
+
+
 def test_messages_stay_short() -> None:
     for text in (f"graph @g() {{ {'9' * 10_000}", f"graph @g() {{\n  return %{'x' * 10_000}\n}}"):
         with pytest.raises(ParseError) as caught:
