@@ -22,14 +22,18 @@ MAX_MANIFEST = 16 << 20
 MAX_FILE = 256 << 20  # of one that is read into memory
 Verify = Literal["full", "fast"]
 Report = Callable[[int, int], None]
+TRIES = 10  # to open what compiles replace
 _GIVE = "Give the directory that `octavo compile -o` wrote"
 _COPY = "Get an undamaged copy, or compile the model again"
 
 
 @dataclass(frozen=True)
 class Artifact:
+    """place: which directory was opened; a compile may put another under the same name."""
+
     root: Path
     manifest: Manifest
+    place: tuple[int, int] | None = None
 
     @staticmethod
     def open(
@@ -51,6 +55,19 @@ class Artifact:
             todo = "Give the text that octavo inspect prints"
             raise ArtifactError(f"digest = {shown(digest)}", where="load", todo=todo)
         root = _directory(path)
+        for _ in range(TRIES - 1):
+            place = _place(root)
+            try:
+                return Artifact._opened(root, place, verify, digest, report)
+            except ArtifactError:
+                if _place(root) == place:
+                    raise  # it is damaged, and not another by now
+        return Artifact._opened(root, _place(root), verify, digest, report)
+
+    @staticmethod
+    def _opened(
+        root: Path, place: tuple[int, int] | None, verify: Verify, digest: str | None, report: Report | None
+    ) -> Artifact:
         manifest = parse_manifest(_read(root, "manifest.json", MAX_MANIFEST))
         if (
             digest is not None
@@ -61,9 +78,21 @@ class Artifact:
                 where=str(root),
                 todo="This is not the artifact that was expected: do not run it",
             )
-        artifact = Artifact(root, manifest)
+        artifact = Artifact(root, manifest, place)
         artifact.check_files(weights=verify == "full", report=report)
+        artifact.check_place()
         return artifact
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another artifact is at its path by now, as after a compile to the same name."""
+        return self.place is not None and _place(self.root) != self.place
+
+    def check_place(self) -> None:
+        """Raises ArtifactError where it is replaced: files of two artifacts would be mixed."""
+        if self.is_replaced:
+            what = "another artifact was put in its place while it was read"
+            raise ArtifactError(what, where=str(self.root), todo="Try again")
 
     def target(self, name: str) -> Target:
         """What was compiled for a target, by the name that --target takes."""
@@ -100,7 +129,10 @@ class Artifact:
 
     def read(self, name: str, limit: int = MAX_FILE) -> bytes:
         self.path(name)
-        return _read(self.root, name, limit)
+        try:
+            return _read(self.root, name, limit)
+        finally:
+            self.check_place()
 
     def check_files(self, *, weights: bool, report: Report | None = None) -> None:
         """Compare sizes of all files, and SHA-256s of all or of all but the weights."""
@@ -168,6 +200,14 @@ def _directory(path: str | os.PathLike[str]) -> Path:
     except (OSError, ValueError) as error:  # a name that is too long; a NUL in it
         what = f"cannot be read ({getattr(error, 'strerror', error)})"
         raise ArtifactError(what, where=shown(str(path)), todo=_GIVE) from error
+
+
+def _place(root: Path) -> tuple[int, int] | None:
+    try:
+        found = root.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _locate(root: Path, name: str) -> Path:

@@ -6,10 +6,10 @@ import os
 from typing import TYPE_CHECKING
 
 from runtime import machine
-from runtime.artifact import Artifact, Report, Verify
+from runtime.artifact import TRIES, Artifact, Report, Verify
 from runtime.cpu.executor import CpuExecutor
 from runtime.engine import Engine
-from runtime.errors import ResourceError, shown
+from runtime.errors import ArtifactError, ResourceError, shown
 from runtime.executor import Executor
 from runtime.kv.cache import Cache
 from runtime.kv.group import Group
@@ -59,7 +59,25 @@ def load(
         raise ResourceError(what, where="load", todo="Use True or False")
     num_threads = machine.default_threads() if threads is None else threads
     options = Options.of(kv_blocks, kv_memory, max_step_tokens, max_requests, swap_memory, num_threads)
-    artifact = Artifact.open(path, verify=verify, digest=digest, report=report)
+    for tries_left in reversed(range(TRIES)):
+        artifact = Artifact.open(path, verify=verify, digest=digest, report=report)
+        try:
+            return _load(artifact, options, target, num_threads, isa, prefix_cache)
+        except ArtifactError:
+            if not tries_left or not artifact.is_replaced:
+                raise
+    raise AssertionError
+
+
+def _load(
+    artifact: Artifact,
+    options: Options,
+    target: str | None,
+    num_threads: int,
+    isa: str | None,
+    prefix_cache: bool,
+) -> Engine:
+    """Raises ArtifactError where a compile replaced the artifact meanwhile."""
     found = artifact.target(choose_target(artifact) if target is None else target)
     if isinstance(found, CpuTarget):
         executor, memory = _open_cpu(artifact, options, num_threads, isa)
@@ -76,7 +94,13 @@ def load(
         salt=os.urandom(16),
     )
     model, swap = artifact.manifest.model, Swap(cache, memory.swap_blocks)
-    return Engine(executor, model, cache, options.limits, Tokenizer.of(artifact), swap, memory)
+    try:
+        tokenizer = Tokenizer.of(artifact)
+        artifact.check_place()
+    except BaseException:
+        executor.close()
+        raise
+    return Engine(executor, model, cache, options.limits, tokenizer, swap, memory)
 
 
 def _open_cpu(

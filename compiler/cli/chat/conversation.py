@@ -67,7 +67,7 @@ class Conversation:
 
 def read(path: Path) -> Conversation:
     """A saved conversation. Raises RequestError where the file is none, and OSError."""
-    if path.exists() and not is_file(path):  # a pipe may have no end
+    if path.exists() and not path.is_dir() and not is_file(path):  # a pipe may have no end
         raise RequestError("not a file", where=str(path), todo="Give one that /save wrote")
     with path.open("rb") as file:
         content = file.read(MOST_BYTES + 1)
