@@ -24,7 +24,7 @@ RENAMED = {"n": "-n", "timeout_s": "--timeout"}  # other options are called as i
 OPTIONS = (
     "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "logprobs", "n", "beams",
     "length_penalty", "timeout_s", "target", "threads", "isa", "kv_memory", "kv_blocks", "swap_memory",
-    "max_step_tokens", "max_requests", "max_context", "length", "dump_ir",
+    "max_step_tokens", "max_requests", "max_context", "length", "dump_ir", "digest",
 )  # fmt: skip
 _VALUE = re.compile(rf"({'|'.join(OPTIONS)}) ?= ?(.*)", re.DOTALL)  # a refused value
 _NAMES = re.compile(rf"\b({'|'.join(name for name in OPTIONS if '_' in name)})\b(?: ?= ?)?")
