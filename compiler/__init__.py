@@ -49,7 +49,8 @@ def compile(
     """
     # Imported here so that `import compiler`, which every subcommand does, needs neither sympy nor torch.
     from compiler import arguments
-    from compiler.driver import Options, compile_artifact
+    from compiler.driver import compile_artifact
+    from compiler.options import Options
 
     arguments.check(
         out=out, target=target, dtype=dtype, max_context=max_context, block=block, isa=isa,
@@ -89,7 +90,8 @@ def preflight(
     compiler.errors.CompileError where a compile could not begin.
     """
     from compiler import arguments
-    from compiler.driver import Options, plan_compile
+    from compiler.driver import plan_compile
+    from compiler.options import Options
 
     arguments.check(
         out=out, target=target, dtype=dtype, max_context=max_context, block=block, isa=isa,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import numpy as np
 
 from codegen import cpp
 from codegen.cache import Cache, cache_folder, default_cache
-from codegen.kv_block import BLOCKS
 from compiler import importers, manifest, trial
 from compiler.artifact import ArtifactWriter
 from compiler.check import Checker, random_batch
@@ -21,7 +19,7 @@ from compiler.disk import check_room, refused_writes
 from compiler.errors import CompileError
 from compiler.flight import Preflight, preflight
 from compiler.importers import Imported
-from compiler.importers.model import MAX_CONTEXT
+from compiler.options import Options, check_options, element_type
 from compiler.pipeline import Stage, pipeline, run_pipeline
 from compiler.progress import Progress, Stopwatch
 from compiler.rates import Rates, keep_rates, measured_rates, read_rates
@@ -37,21 +35,6 @@ from passes.plan_memory import PlanMemory
 from runtime.artifact import Artifact
 from runtime.errors import ArtifactError
 from runtime.tokenizer import Tokenizer
-
-DTYPES = ("f32", "bf16")
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a compile was asked for; see compiler.compile."""
-
-    dtype: str | None = None
-    max_context: int | None = None
-    block: int = 16
-    weights: bool = True
-    check: bool = False
-    dump_ir: Path | None = None
-    cache: bool = True
 
 
 def compile_artifact(
@@ -136,29 +119,6 @@ def _preflight(source: Any, targets: Sequence[Target], options: Options, out: Pa
         rates=Rates() if options.check else read_rates(cache_folder()),
         cached=options.cache,
     )
-
-
-def element_type(options: Options, targets: Sequence[Target]) -> str:
-    """Of what linears multiply."""
-    return options.dtype or ("bf16" if all(t.prefers_bf16 for t in targets) else "f32")
-
-
-def check_options(options: Options) -> None:
-    """Raises CompileError on a value that no compile has."""
-    dtype, context = options.dtype, options.max_context
-    if dtype is not None and dtype not in DTYPES:
-        what, todo = "not an element type of weights", f"There are {', '.join(DTYPES)}"
-        raise CompileError(what, where=f"--dtype {dtype}", todo=todo)
-    if context is not None and not 1 <= context <= MAX_CONTEXT:
-        what, todo = "not a number of tokens of a context", f"Use one from 1 to {MAX_CONTEXT}"
-        raise CompileError(what, where=f"--max-context {context}", todo=todo)
-    if options.block not in BLOCKS:
-        sizes = ", ".join(map(str, BLOCKS))
-        what, todo = "not a number of tokens of a KV block", f"There are {sizes}"
-        raise CompileError(what, where=f"--block {options.block}", todo=todo)
-    if options.check and not options.weights:
-        what = "it runs the model, which needs its weights"
-        raise CompileError(what, where="--check", todo="Leave out --no-weights")
 
 
 class Compile:

@@ -14,7 +14,7 @@ from codegen.cpp.build import default_levels
 from codegen.kv_block import BLOCKS
 from compiler.cli import values
 from compiler.cli.main import COMMANDS, main
-from compiler.driver import DTYPES
+from compiler.options import DTYPES
 from compiler.targets import TARGETS
 
 ROOT = Path(__file__).parents[2]

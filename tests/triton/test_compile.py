@@ -20,8 +20,9 @@ from compiler import trial
 from compiler.artifact import ArtifactWriter
 from compiler.check import CheckError
 from compiler.cli.main import main
-from compiler.driver import Compile, Options
+from compiler.driver import Compile
 from compiler.errors import CompileError
+from compiler.options import Options
 from compiler.progress import Progress
 from compiler.targets import TARGETS, find_targets
 from runtime.artifact import Artifact

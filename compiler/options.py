@@ -1,0 +1,50 @@
+"""What a compile was asked for, and what no compile can be asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from codegen.kv_block import BLOCKS
+from compiler.errors import CompileError
+from compiler.importers.model import MAX_CONTEXT
+from compiler.targets import Target
+
+DTYPES = ("f32", "bf16")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a compile was asked for; see compiler.compile."""
+
+    dtype: str | None = None
+    max_context: int | None = None
+    block: int = 16
+    weights: bool = True
+    check: bool = False
+    dump_ir: Path | None = None
+    cache: bool = True
+
+
+def element_type(options: Options, targets: Sequence[Target]) -> str:
+    """Of what linears multiply."""
+    return options.dtype or ("bf16" if all(t.prefers_bf16 for t in targets) else "f32")
+
+
+def check_options(options: Options) -> None:
+    """Raises CompileError on a value that no compile has."""
+    dtype, context = options.dtype, options.max_context
+    if dtype is not None and dtype not in DTYPES:
+        what, todo = "not an element type of weights", f"There are {', '.join(DTYPES)}"
+        raise CompileError(what, where=f"--dtype {dtype}", todo=todo)
+    if context is not None and not 1 <= context <= MAX_CONTEXT:
+        what, todo = "not a number of tokens of a context", f"Use one from 1 to {MAX_CONTEXT}"
+        raise CompileError(what, where=f"--max-context {context}", todo=todo)
+    if options.block not in BLOCKS:
+        sizes = ", ".join(map(str, BLOCKS))
+        what, todo = "not a number of tokens of a KV block", f"There are {sizes}"
+        raise CompileError(what, where=f"--block {options.block}", todo=todo)
+    if options.check and not options.weights:
+        what = "it runs the model, which needs its weights"
+        raise CompileError(what, where="--check", todo="Leave out --no-weights")
