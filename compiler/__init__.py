@@ -110,7 +110,7 @@ def explain(
     layer: int | None = None,
     progress: Progress | None = None,
 ) -> Explanation:
-    """What the compiler recognises in a model, block by block, and the first reason if it refuses it.
+    """What the compiler recognises in a model, layer by layer, and the first reason if it refuses it.
 
     source: as for compile, and besides an artifact's directory, the path of a graph's text (NAME.ir), and a
     directory that holds no more than a config.json. dtype, block: of the KV cache, as compiled. layer: the

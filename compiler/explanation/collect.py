@@ -13,8 +13,8 @@ from typing import Any
 from compiler import importers
 from compiler.driver import Options, check_options, weight_reader
 from compiler.errors import CompileError
-from compiler.explanation.blocks import keys_of, split, tied_weights
 from compiler.explanation.facts import Detail, Explanation, Model, Refusal
+from compiler.explanation.layers import keys_of, split, tied_weights
 from compiler.explanation.trace import Trace
 from compiler.importers import Imported, ImportRefused
 from compiler.pipeline import pipeline
@@ -188,9 +188,9 @@ def _details(layer: int | None, found: Explanation, watched: Trace) -> tuple[Det
         return ()
     known = keys_of(watched.first)
     before, after = split(watched.first, known), split(watched.last, known)
-    chosen = [b for b in found.blocks if b.index == layer]
+    chosen = [b for b in found.layers if b.index == layer]
     if not chosen:
-        there = sorted({b.index for b in found.blocks if b.index is not None})
+        there = sorted({b.index for b in found.layers if b.index is not None})
         raise CompileError(
             f"--layer {layer}: the model has no such layer",
             where=found.model.source,
@@ -200,9 +200,9 @@ def _details(layer: int | None, found: Explanation, watched: Trace) -> tuple[Det
     same = watched.first is watched.last
     return tuple(
         Detail(
-            block.name,
+            each.name,
             () if same else tuple(map(print_op, before.get(key, ()))),
             tuple(map(print_op, after.get(key, ()))),
         )
-        for block, key in zip(chosen, keys, strict=True)
+        for each, key in zip(chosen, keys, strict=True)
     )

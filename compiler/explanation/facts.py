@@ -56,8 +56,8 @@ class Missed:
 
 
 @dataclass(frozen=True)
-class Block:
-    """The ops of one numbered module, such as a layer; index None: all others.
+class Layer:
+    """The ops of one numbered module; index None: of what is outside of all.
 
     linears: what is left of them after the passes, in the order in which they run, of `num_linears` in the
     model. norms, others: how often each op is there. rewritten: how many ops each pass changed.
@@ -140,12 +140,12 @@ class Model:
 class Explanation:
     """What the compiler makes of a model. refused: None if it can be compiled.
 
-    blocks: in the order of the model, the ops outside of numbered modules last. details: the ops of the
-    blocks that were asked for.
+    layers: in the order of the model, and last the ops outside of them. details: the ops of the layers that
+    were asked for.
     """
 
     model: Model
-    blocks: tuple[Block, ...] = ()
+    layers: tuple[Layer, ...] = ()
     groups: tuple[Group, ...] = ()
     passes: Mapping[str, int] = field(default_factory=dict)
     refused: Refusal | None = None
@@ -158,9 +158,9 @@ class Explanation:
 
     @property
     def json(self) -> dict[str, Any]:
-        """All of it, as JSON has it; each block has its name besides."""
-        blocks = [{"name": b.name, **asdict(b)} for b in self.blocks]
-        return {**asdict(self), "blocks": blocks, "kv_bytes_per_token": self.kv_bytes_per_token}
+        """All of it, as JSON has it; each layer has its name besides."""
+        layers = [{"name": each.name, **asdict(each)} for each in self.layers]
+        return {**asdict(self), "layers": layers, "kv_bytes_per_token": self.kv_bytes_per_token}
 
     def __str__(self) -> str:
         from compiler.explanation.text import text_of
@@ -170,7 +170,7 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Detail:
-    """The ops of one block as text: as they were imported, and after the last pass."""
+    """The ops of one layer as text: as they were imported, and after the last pass."""
 
     name: str
     before: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""An explanation as text, for a terminal. Equal blocks of one container are said once."""
+"""An explanation as text, for a terminal. Equal layers of one container are said once."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from compiler.explanation.blocks import block_of
 from compiler.explanation.facts import (
     Attention,
-    Block,
     Detail,
     Explanation,
     Group,
+    Layer,
     Missed,
     Model,
     Refusal,
     Rotary,
 )
+from compiler.explanation.layers import layer_of
 
 Row = tuple[str, str]
 LABEL = 12  # columns of a row's label
@@ -30,7 +30,7 @@ SHOWN = ("canonicalize", "fuse_", "merge_")  # passes whose counts are said: tho
 def text_of(found: Explanation) -> str:
     """All of it, with a newline at the end."""
     sections = [_section(found.model.name, list(_model(found.model)))]
-    sections += [_section(title, rows) for title, rows in _folded(found.blocks)]
+    sections += [_section(title, rows) for title, rows in _folded(found.layers)]
     if found.groups:
         sections.append(_section("KV cache", list(_cache(found))))
     sections += [_detail(detail) for detail in found.details]
@@ -100,23 +100,23 @@ def _runs(words: Sequence[str]) -> list[str]:
     return [word if count == 1 else f"{count} x {word}" for word, count in runs]
 
 
-def _folded(blocks: Sequence[Block]) -> Iterator[tuple[str, list[Row]]]:
-    """Each kind of block with its rows, in the order of the first of each kind."""
-    kinds: dict[Any, list[Block]] = {}
-    for block in blocks:
-        kinds.setdefault(_kind(block), []).append(block)
+def _folded(layers: Sequence[Layer]) -> Iterator[tuple[str, list[Row]]]:
+    """Each kind of layer with its rows, in the order of the first of each kind."""
+    kinds: dict[Any, list[Layer]] = {}
+    for layer in layers:
+        kinds.setdefault(_kind(layer), []).append(layer)
     for same in kinds.values():
         rows = list(_rows(same[0]))
         if rows:
             yield _title(same), rows
 
 
-def _kind(block: Block) -> Any:
-    """What blocks that are said once have in common."""
-    return block.container, block.index is None, repr(list(_rows(block)))
+def _kind(layer: Layer) -> Any:
+    """What layers that are said once have in common."""
+    return layer.container, layer.index is None, repr(list(_rows(layer)))
 
 
-def _title(same: Sequence[Block]) -> str:
+def _title(same: Sequence[Layer]) -> str:
     first = same[0]
     if first.index is None:
         return "outside of layers"
@@ -136,32 +136,32 @@ def _spans(numbers: Sequence[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
-def _rows(block: Block) -> Iterator[Row]:
-    for attention, count in _counted(block.attentions):
+def _rows(layer: Layer) -> Iterator[Row]:
+    for attention, count in _counted(layer.attentions):
         yield "attention", _times(count) + _attention(attention)
         yield "mask", attention.mask + (f" ({attention.proof})" if attention.proof else "")
         if attention.kv_bytes_per_token is not None:
             yield "KV", f"group {attention.group}, {attention.kv_bytes_per_token:,} bytes per token"
-    yield from (("rotary", _rotary(r)) for r in block.rotary)
-    if not block.rotary:
-        yield from (("rotary", f"not fused: {reason}") for reason in _reasons(block.misses, "fuse_rope"))
-    if block.norms:
-        yield "norms", _counts(block.norms)
-    if block.linears:
+    yield from (("rotary", _rotary(r)) for r in layer.rotary)
+    if not layer.rotary:
+        yield from (("rotary", f"not fused: {reason}") for reason in _reasons(layer.misses, "fuse_rope"))
+    if layer.norms:
+        yield "norms", _counts(layer.norms)
+    if layer.linears:
         was = (
-            f"{block.num_linears}, run as {len(block.linears)}: "
-            if block.num_linears != len(block.linears)
+            f"{layer.num_linears}, run as {len(layer.linears)}: "
+            if layer.num_linears != len(layer.linears)
             else ""
         )
-        yield "linears", was + "; ".join(block.linears)
-    if block.others:
-        yield "others", _counts(block.others)
-    shown = {n: c for n, c in block.rewritten.items() if n.startswith(SHOWN)}
-    if shown and block.index is not None:
+        yield "linears", was + "; ".join(layer.linears)
+    if layer.others:
+        yield "others", _counts(layer.others)
+    shown = {n: c for n, c in layer.rewritten.items() if n.startswith(SHOWN)}
+    if shown and layer.index is not None:
         yield "passes", _counts(shown)
-    for stage in dict.fromkeys(m.stage for m in block.misses if m.stage.startswith(SHOWN)):
+    for stage in dict.fromkeys(m.stage for m in layer.misses if m.stage.startswith(SHOWN)):
         if not stage.startswith(("fuse_rope", "merge_")):
-            yield from (("near miss", reason) for reason in _reasons(block.misses, stage, of_rule=True))
+            yield from (("near miss", reason) for reason in _reasons(layer.misses, stage, of_rule=True))
 
 
 def _counted(attentions: Sequence[Attention]) -> list[tuple[Attention, int]]:
@@ -232,7 +232,7 @@ def _group(group: Group) -> str:
 def _places(locs: Sequence[str]) -> str:
     """`model.layers 0-4, 6-10 (10 layers)`."""
     containers: dict[str, list[int]] = {}
-    for container, index in map(block_of, locs):
+    for container, index in map(layer_of, locs):
         containers.setdefault(container, []).extend([] if index is None else [index])
     spans = ", ".join(f"{name} {_spans(numbers)}".strip() for name, numbers in containers.items() if numbers)
     count = _number(len(locs), "layer")

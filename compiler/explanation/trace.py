@@ -6,19 +6,19 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from compiler.explanation.blocks import (
+from compiler.explanation.facts import Explanation, Group, Layer, Missed, Model, Refusal
+from compiler.explanation.layers import (
     ATTENTIONS,
     History,
     Key,
-    block_of,
-    blocks_of,
     groups_of,
     keys_of,
     kv_inputs,
+    layer_of,
+    layers_of,
     position_tables,
     width_of,
 )
-from compiler.explanation.facts import Block, Explanation, Group, Missed, Model, Refusal
 from compiler.pipeline import Stage, run_pipeline
 from compiler.progress import Progress
 from ir.graph import Graph, Op
@@ -90,7 +90,7 @@ class Trace:
         self.passes[stage.name] = self.passes.get(stage.name, 0) + stage.count
         self.history.changed(stage.name, self.last, stage.graph, self.known)
         for miss in stage.misses:
-            self.history.misses.setdefault(block_of(miss.op.loc), []).append(self._missed(stage.name, miss))
+            self.history.misses.setdefault(layer_of(miss.op.loc), []).append(self._missed(stage.name, miss))
         self._follow_proofs(self.last, stage)
         self.last = stage.graph
 
@@ -117,10 +117,10 @@ class Trace:
         found = Refusal(error.pass_name, error.reason, todo)
         if op is not None:
             found = replace(found, op=_text(op), module=op.loc, line=self.line(op))
-        return replace(found, because=tuple(self._because(block_of(op.loc) if op is not None else None)))
+        return replace(found, because=tuple(self._because(layer_of(op.loc) if op is not None else None)))
 
     def _because(self, key: Key | None) -> Iterator[Missed]:
-        """Why no attention was recognised in a block, or anywhere: each reason once."""
+        """Why no attention was recognised in a layer, or anywhere: each reason once."""
         every = self.history.misses
         near = every.get(key, []) if key is not None else [m for ms in every.values() for m in ms]
         reasons = {m.reason: m for m in reversed(near) if m.stage == "fuse_attention"}
@@ -130,15 +130,15 @@ class Trace:
         self._end()
         if self.first is None or self.last is None:
             return Explanation(model, refused=refused, seconds=self.seconds)
-        blocks = blocks_of(self.first, self.last, self.history)
+        layers = layers_of(self.first, self.last, self.history)
         model = replace(
             model,
-            positions=tuple(_positions(self.last, blocks)),
-            num_layers=sum(bool(b.attentions) for b in blocks if b.index is not None),
+            positions=tuple(_positions(self.last, layers)),
+            num_layers=sum(bool(b.attentions) for b in layers if b.index is not None),
             width=width_of(self.first),
         )
         groups = tuple(_groups(self.last))
-        return Explanation(model, blocks, groups, self.passes, refused, self.seconds)
+        return Explanation(model, layers, groups, self.passes, refused, self.seconds)
 
 
 def _text(op: Op) -> str:
@@ -155,12 +155,12 @@ def _groups(graph: Graph) -> Iterator[Group]:
         yield Group(tuple(w.loc for w in writes), kv.window, kv.block, streams, kv.bytes_per_token)
 
 
-def _positions(graph: Graph, blocks: Iterable[Block]) -> Iterator[str]:
+def _positions(graph: Graph, layers: Iterable[Layer]) -> Iterator[str]:
     """How the model knows positions."""
-    if any(b.rotary for b in blocks):
+    if any(b.rotary for b in layers):
         yield "rotary embedding"
-    elif any(m.stage == "fuse_rope" for b in blocks for m in b.misses):
+    elif any(m.stage == "fuse_rope" for b in layers for m in b.misses):
         yield "rotary embedding, not fused"
-    if any(a.alibi for b in blocks for a in b.attentions):
+    if any(a.alibi for b in layers for a in b.attentions):
         yield "ALiBi"
     yield from (f"a table of {rows} rows, @{name}" for name, rows in position_tables(graph))

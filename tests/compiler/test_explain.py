@@ -49,10 +49,10 @@ def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, st
 def test_each_layer_is_as_configured(tmp_path: Path, model: Decoder, dtype: str) -> None:
     found = explain(tmp_path, model, dtype=dtype)
     assert found.refused is None
-    layers = [b for b in found.blocks if b.index is not None]
+    layers = [b for b in found.layers if b.index is not None]
     assert [b.name for b in layers] == [f"model.layers.{n}" for n in range(len(model.windows))]
-    for block, window in zip(layers, model.windows, strict=True):
-        (attention,) = block.attentions
+    for layer, window in zip(layers, model.windows, strict=True):
+        (attention,) = layer.attentions
         heads = attention.query_heads, attention.kv_heads, attention.head_size, attention.value_size
         assert heads == (model.heads, model.kv_heads, model.size, model.size)
         assert attention.window == window
@@ -61,12 +61,12 @@ def test_each_layer_is_as_configured(tmp_path: Path, model: Decoder, dtype: str)
         assert (attention.scale, attention.softcap) == (model.size**-0.5, model.softcap or 0.0)
         assert not attention.sinks and not attention.alibi
         assert attention.kv_bytes_per_token == 2 * model.kv_heads * model.size * BYTES[dtype]
-        (rotary,) = block.rotary
+        (rotary,) = layer.rotary
         assert (rotary.rotated, rotary.head_size, rotary.interleaved) == (model.size, model.size, False)
         assert rotary.tables == ("model.rotary.inv_freq",)
-        assert (block.num_linears, len(block.linears)) == (4, 2)  # q, k and v are one; o adds the residual
-        assert block.rewritten["fuse_rope"] == 2 and block.rewritten["fuse_attention"] == 1
-        assert dict(block.norms) == {"rms_norm (eps 1e-05)": 1}
+        assert (layer.num_linears, len(layer.linears)) == (4, 2)  # q, k and v are one; o adds the residual
+        assert layer.rewritten["fuse_rope"] == 2 and layer.rewritten["fuse_attention"] == 1
+        assert dict(layer.norms) == {"rms_norm (eps 1e-05)": 1}
 
 
 def test_kv_groups_hold_the_layers_of_each_window(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_kv_groups_hold_the_layers_of_each_window(tmp_path: Path) -> None:
     ]
     assert found.groups[0].layers == tuple(f"model.layers.{n}.attn" for n in (0, 1, 3))
     assert found.kv_bytes_per_token == 5 * each
-    assert [b.attentions[0].group for b in found.blocks if b.attentions] == [0, 0, 1, 0, 1]
+    assert [b.attentions[0].group for b in found.layers if b.attentions] == [0, 0, 1, 0, 1]
 
 
 def test_equal_layers_are_said_once(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_equal_layers_are_said_once(tmp_path: Path) -> None:
 
 def test_a_window_past_the_context_is_said_to_hide_nothing(tmp_path: Path) -> None:
     found = explain(tmp_path, Decoder([64, 63], context=64))
-    first, second = (b.attentions[0] for b in found.blocks if b.attentions)
+    first, second = (b.attentions[0] for b in found.layers if b.attentions)
     assert (first.mask, first.window) == ("causal", None)
     assert "window of 64 hides nothing within 64" in first.proof
     assert (second.window, second.proof.count("hides")) == (63, 0)
@@ -99,8 +99,8 @@ def test_a_window_past_the_context_is_said_to_hide_nothing(tmp_path: Path) -> No
 
 def test_a_rotation_the_other_way_is_not_called_rotary(tmp_path: Path) -> None:
     found = explain(tmp_path, Decoder([None], straight=False))
-    assert found.refused is None and not found.blocks[0].rotary
-    assert {m.stage for m in found.blocks[0].misses} >= {"fuse_rope"}
+    assert found.refused is None and not found.layers[0].rotary
+    assert {m.stage for m in found.layers[0].misses} >= {"fuse_rope"}
     assert "  rotary       not fused: " in str(found)
 
 
@@ -118,7 +118,7 @@ def test_what_mixes_tokens_is_the_reason_with_its_place(tmp_path: Path, kind: st
     assert refused is not None
     assert (refused.stage, refused.module, refused.reason) == ("page_kv", "model.layers.1.mix", reason)
     assert refused.op.startswith(f"%mixed = {op} ") and refused.todo
-    assert [b.attentions[0].window for b in found.blocks if b.attentions] == [None, 7, None]
+    assert [b.attentions[0].window for b in found.layers if b.attentions] == [None, 7, None]
     assert not found.groups
 
 
@@ -133,9 +133,9 @@ def test_a_refused_model_is_exit_code_two_and_what_was_recognised_is_printed(
     code, out, _ = run(capsys, path, "--json")
     found = json.loads(out)
     assert code == 2 and found["refused"]["module"] == "model.layers.1.mix"
-    names = [b["name"] for b in found["blocks"]]
+    names = [b["name"] for b in found["layers"]]
     assert names == ["model.layers.0", "model.layers.1", ""]
-    assert found["blocks"][0]["norms"] == {"rms_norm (eps 1e-05)": 1}
+    assert found["layers"][0]["norms"] == {"rms_norm (eps 1e-05)": 1}
 
 
 def looks_ahead(graph: Graph) -> str:
@@ -196,7 +196,7 @@ def test_an_op_without_converter_leaves_what_came_before_it(monkeypatch: pytest.
 
     with_importer(monkeypatch, refuse)
     found = compiler.explain(object())
-    assert [b.attentions[0].window for b in found.blocks if b.attentions] == [7]
+    assert [b.attentions[0].window for b in found.layers if b.attentions] == [7]
     assert found.refused is not None
     assert (found.refused.stage, found.refused.op) == ("import", "aten.topk.default")
     assert (found.refused.module, found.refused.line) == ("model.layers.1.router", "File mine.py, line 3")
@@ -232,7 +232,7 @@ def test_a_layer_is_detailed_before_and_after(tmp_path: Path, capsys: pytest.Cap
 def test_an_artifact_says_what_was_recorded(tmp_path: Path) -> None:
     text = imported(["k <= q", "(k <= q) & (q - k < 12)"])
     found = compiler.explain(write(tmp_path / "small.octavo", text).path)
-    attentions = [b.attentions[0] for b in found.blocks if b.attentions]
+    attentions = [b.attentions[0] for b in found.layers if b.attentions]
     assert [a.window for a in attentions] == [None, 12]
     assert [(a.query_heads, a.kv_heads, a.head_size) for a in attentions] == [(H // D, H // D, D)] * 2
     assert found.kv_bytes_per_token == 2 * 2 * (H // D) * D * 4

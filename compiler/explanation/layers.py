@@ -1,6 +1,6 @@
-"""A graph taken apart into its blocks: the ops of one numbered module each, such as a layer.
+"""A graph taken apart into its layers: the ops of one numbered module each.
 
-An op belongs to the block that its `loc` names down to the first number. What depends on positions and
+An op belongs to the layer that its `loc` names down to the first number. What depends on positions and
 weights alone (rotary tables, masks) is shared by all layers, wherever it was computed first, and belongs to
 none.
 """
@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from compiler.explanation.attention import attention_of
-from compiler.explanation.facts import Attention, Block, Missed, Rotary
+from compiler.explanation.facts import Attention, Layer, Missed, Rotary
 from ir.graph import Arg, Graph, Op, Value, Weight
 from ir.ops import OPS
 from ir.types import KV
@@ -26,7 +26,7 @@ NORMS = ("rms_norm", "layer_norm")
 _SHOWN = frozenset({"softmax", "sum", "mean", "max", "cumsum", "matmul", "conv1d", "embed", "take"})
 
 
-def block_of(loc: str) -> Key:
+def layer_of(loc: str) -> Key:
     """`model.layers.3.self_attn` -> ("model.layers", 3)."""
     parts = loc.split(".")
     first = next((i for i, part in enumerate(parts) if part.isdigit()), None)
@@ -34,21 +34,21 @@ def block_of(loc: str) -> Key:
 
 
 def keys_of(graph: Graph) -> frozenset[Key]:
-    return frozenset(block_of(op.loc) for op in graph.ops)
+    return frozenset(layer_of(op.loc) for op in graph.ops)
 
 
 def split(graph: Graph, known: Container[Key]) -> dict[Key, list[Op]]:
-    """The graph's ops by block, in order; those outside last. known: the blocks of the model as imported."""
+    """The graph's ops by layer, in order; those outside last. known: the layers of the model as imported."""
     hidden, found = _from_tokens(graph), dict[Key, list[Op]]()
     for op in graph.ops:
-        key = _block(op, known) if any(o.name in hidden for o in op.outs) else OUTSIDE
+        key = _layer(op, known) if any(o.name in hidden for o in op.outs) else OUTSIDE
         found.setdefault(key, []).append(op)
     return {**{k: v for k, v in found.items() if k != OUTSIDE}, OUTSIDE: found.get(OUTSIDE, [])}
 
 
-def _block(op: Op, known: Container[Key]) -> Key:
+def _layer(op: Op, known: Container[Key]) -> Key:
     """A linear that adds a residual has the place of the sum: then its weight says where it is."""
-    keys = [block_of(op.loc), *(block_of(a.name) for a in op.args if isinstance(a, Weight))]
+    keys = [layer_of(op.loc), *(layer_of(a.name) for a in op.args if isinstance(a, Weight))]
     return next((k for k in keys if k != OUTSIDE and k in known), OUTSIDE)
 
 
@@ -80,7 +80,7 @@ def rewritten(before: Graph, after: Graph, known: Container[Key]) -> dict[Key, i
     for op in after.ops:
         old = makers.get(op.outs[0].name)
         if old is not None and op.outs[0].name in wanted and (old.kind, old.attrs) != (op.kind, op.attrs):
-            counts[_block(op, known)] += 1
+            counts[_layer(op, known)] += 1
     return dict(counts)
 
 
@@ -95,7 +95,7 @@ def _wanted(graph: Graph) -> set[str]:
 
 @dataclass
 class History:
-    """What the passes said on the way, by block or by value."""
+    """What the passes said on the way, by layer or by value."""
 
     rewritten: dict[Key, dict[str, int]] = field(default_factory=dict)
     misses: dict[Key, list[Missed]] = field(default_factory=dict)
@@ -108,13 +108,13 @@ class History:
             counts[name] = counts.get(name, 0) + count
 
 
-def blocks_of(first: Graph, last: Graph, history: History) -> tuple[Block, ...]:
+def layers_of(first: Graph, last: Graph, history: History) -> tuple[Layer, ...]:
     """first, last: the graph before and after all passes, or as far as they came."""
     known, reader = keys_of(first), _Reader(last, history)
     before, after = split(first, known), split(last, known)
     keys = list(dict.fromkeys(k for k in (*before, *after) if k != OUTSIDE))
     return tuple(
-        reader.block(key, after.get(key, []), _count_linears(before.get(key, []))) for key in (*keys, OUTSIDE)
+        reader.layer(key, after.get(key, []), _count_linears(before.get(key, []))) for key in (*keys, OUTSIDE)
     )
 
 
@@ -127,10 +127,10 @@ class _Reader:
         self.constants = graph.constants()
         self.history, self.makers, self.groups = history, graph.producers(), groups_of(graph)
 
-    def block(self, key: Key, ops: Sequence[Op], num_linears: int) -> Block:
-        """Operands of an op may be made outside the block."""
+    def layer(self, key: Key, ops: Sequence[Op], num_linears: int) -> Layer:
+        """Operands of an op may be made outside the layer."""
         prefix = ".".join(str(p) for p in key if p not in ("", None))
-        return Block(
+        return Layer(
             container=key[0],
             index=key[1],
             attentions=tuple(self.attention(op) for op in ops if op.kind in ATTENTIONS),
@@ -163,7 +163,7 @@ class _Reader:
         )
 
     def linear(self, op: Op, prefix: str) -> str:
-        """Its weights' names within the block, and what it does besides multiplying."""
+        """Its weights' names within the layer, and what it does besides multiplying."""
         names = [w.name.removesuffix(".weight") for w in self.weights(op.args[1])]
         names = [n.removeprefix(f"{prefix}.") if n != prefix else "itself" for n in names]
         activation = attribute(op, "activation")
