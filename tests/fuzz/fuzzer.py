@@ -59,7 +59,7 @@ def run_case(
     """Make the case of this number (seed and count) and read it. Raises Fault."""
     make_case(fuzzer, number, folder)
     try:
-        with watch.case():
+        with watch.case(traced=lines is not None):
             if lines is None:
                 outcome = fuzzer.run(folder)
             else:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 5.0  # of the CPU: the machine may be busy
+TRACED_SECONDS = 30.0
 HUNG = 60  # by the clock, after which the process is ended: in C code no signal's handler runs
 MEMORY = 1 << 30
 CODE = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "socket.connect",
@@ -61,11 +62,12 @@ class Watch:
         self._resident = _resident_bytes()
 
     @contextmanager
-    def case(self) -> Iterator[None]:
-        """Raises Fault for what was done in it, and TooLong."""
+    def case(self, *, traced: bool = False) -> Iterator[None]:
+        """Raises Fault for what was done in it, and TooLong. traced: a function is called at every line."""
+        self._seconds = TRACED_SECONDS if traced else SECONDS
         self._seen.clear()
         _end_if_hung()
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, self._seconds)
         started = time.process_time()
         self._active = True
         try:
@@ -79,13 +81,13 @@ class Watch:
     def _check(self, seconds: float) -> None:
         if self._seen:
             raise Fault("; ".join(dict.fromkeys(self._seen)))
-        if seconds > SECONDS:
+        if seconds > self._seconds:
             raise Fault(f"{seconds:.1f} s of the CPU")
         if (grown := _resident_bytes() - self._resident) > MEMORY:
             raise Fault(f"{grown >> 20} MiB of memory")
 
     def _stop(self, *_: Any) -> None:
-        raise TooLong(f"more than {SECONDS} s of the CPU")
+        raise TooLong(f"more than {self._seconds} s of the CPU")
 
     def _hook(self, event: str, args: tuple[Any, ...]) -> None:
         if not self._active:
