@@ -7,8 +7,6 @@ is known, and the import says what is wrong with it.
 from __future__ import annotations
 
 import json
-import mmap
-import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,12 +16,9 @@ from typing import Any
 
 from compiler.checkpoint import open_checkpoint
 from compiler.errors import CompileError
+from compiler.importers.gguf_header import read_header
 
 POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx", "seq_length")
-MAX_ITEMS = 1 << 24  # of a GGUF file's arrays and tables that are walked through
-_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes, by the type's number
-_STRING, _ARRAY = 8, 9
-_NUMBERS = {4: "<I", 5: "<i", 10: "<Q", 11: "<q"}
 
 
 @dataclass(frozen=True)
@@ -74,73 +69,7 @@ def _context(config: Path) -> int | None:
 
 
 def _gguf(path: Path) -> Survey:
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        try:
-            context, counts = _Gguf(data).read()
-        except (struct.error, KeyError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path}: not a GGUF file") from error
-    return Survey("gguf", path.stat().st_size, counts, context)
-
-
-class _Gguf:
-    """A file's header, from its specification (ggml's docs/gguf.md), little-endian, versions 2 and 3."""
-
-    def __init__(self, data: mmap.mmap) -> None:
-        self._data, self._at = data, 0
-
-    def read(self) -> tuple[int | None, list[int]]:
-        """The context length, and the number of elements of each tensor."""
-        magic, version, num_tensors, num_fields = self._unpack("<4sIQQ")
-        if magic != b"GGUF" or version not in (2, 3) or max(num_tensors, num_fields) > MAX_ITEMS:
-            raise ValueError("not a GGUF header")
-        context = None
-        for _ in range(num_fields):
-            key, kind = self._string(), self._unpack("<I")[0]
-            if key.endswith(b".context_length") and kind in _NUMBERS:
-                context = self._unpack(_NUMBERS[kind])[0]
-            else:
-                self._skip(kind)
-        return context, [self._tensor() for _ in range(num_tensors)]
-
-    def _tensor(self) -> int:
-        self._string()
-        (rank,) = self._unpack("<I")
-        if rank > 8:
-            raise ValueError("a tensor of so many axes")
-        shape = self._unpack(f"<{rank}Q")
-        self._unpack("<IQ")  # its type and where it lies
-        return prod(shape)
-
-    def _skip(self, kind: int) -> None:
-        if kind == _STRING:
-            self._string()
-        elif kind == _ARRAY:
-            item, count = self._unpack("<IQ")
-            self._skip_items(item, count)
-        else:
-            self._move(_SIZES[kind])
-
-    def _skip_items(self, kind: int, count: int) -> None:
-        if kind in _SIZES:
-            self._move(_SIZES[kind] * count)
-            return
-        if kind != _STRING or count > MAX_ITEMS:
-            raise ValueError("an array of arrays, or too long")
-        for _ in range(count):
-            self._string()
-
-    def _string(self) -> bytes:
-        (length,) = self._unpack("<Q")
-        start = self._at
-        self._move(length)
-        return self._data[start : self._at] if length < 1 << 16 else b""
-
-    def _unpack(self, form: str) -> tuple[Any, ...]:
-        found = struct.unpack_from(form, self._data, self._at)
-        self._move(struct.calcsize(form))
-        return found
-
-    def _move(self, num_bytes: int) -> None:
-        self._at += num_bytes
-        if self._at > len(self._data):
-            raise ValueError("it ends in its header")
+    header = read_header(path)
+    lengths = (value for key, value in header.keys.items() if key.endswith(".context_length"))
+    context = next((length for length in lengths if isinstance(length, int)), None)
+    return Survey("gguf", path.stat().st_size, [prod(t.shape) for t in header.tensors], context)
