@@ -99,6 +99,14 @@ def check_replaceable(out: Path, force: bool) -> None:
     raise CompileError("exists and is not an engine artifact", where=str(out), todo=todo)
 
 
+def check_apart(source: Path, out: Path) -> None:
+    """Refuse to replace the checkpoint that is read, or a directory that holds it, by force or not."""
+    read, written = source.resolve(), out.resolve()
+    if written == read or written in read.parents:
+        todo = "Choose another place with -o"
+        raise CompileError("the checkpoint lies there, which is not replaced", where=str(out), todo=todo)
+
+
 def is_artifact(path: Path) -> bool:
     """Whether a directory has a manifest that calls it an engine artifact, of whatever version."""
     try:

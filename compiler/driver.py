@@ -13,7 +13,7 @@ import numpy as np
 from codegen import cpp
 from codegen.cache import Cache, cache_folder, default_cache
 from compiler import importers, manifest, trial
-from compiler.artifact import ArtifactWriter
+from compiler.artifact import ArtifactWriter, check_apart
 from compiler.check import Checker, random_batch
 from compiler.disk import check_room, refused_writes
 from compiler.errors import CompileError
@@ -106,6 +106,8 @@ def _opened(
 
 
 def _preflight(source: Any, targets: Sequence[Target], options: Options, out: Path) -> Preflight:
+    if isinstance(source, str | Path) and Path(source).exists():
+        check_apart(Path(source), out)
     dtype = element_type(options, targets)
     return preflight(
         source,

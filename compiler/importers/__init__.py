@@ -36,6 +36,7 @@ def load(source: Any, *, max_context: int | None = None, weights: bool = True) -
         return load_module(source, max_context)
     path = Path(source)
     if path.is_dir():
+        _check_is_checkpoint(path)
         from compiler.importers.huggingface import load_directory
 
         return load_directory(path, max_context, weights=weights)
@@ -44,5 +45,21 @@ def load(source: Any, *, max_context: int | None = None, weights: bool = True) -
 
         return load_gguf(path, max_context)
     if not path.exists():
-        raise ImportRefused("it does not exist", where=str(path), todo=GIVE)
+        raise ImportRefused("it does not exist", where=str(path), todo=GIVE + _download(path))
     raise ImportRefused("neither a checkpoint directory nor a .gguf file", where=str(path), todo=GIVE)
+
+
+def _check_is_checkpoint(path: Path) -> None:
+    """Raise ImportRefused for a folder of GGUF files alone."""
+    files = [] if (path / "config.json").exists() else sorted(path.glob("*.gguf"))
+    if files:
+        what = "it holds a GGUF file" if len(files) == 1 else f"it holds {len(files)} GGUF files"
+        raise ImportRefused(f"{what} and no config.json", where=str(path), todo=f"Give the file: {files[0]}")
+
+
+def _download(path: Path) -> str:
+    """What else to do where a path is missing that may be a name on a model hub: OWNER/NAME."""
+    if len(path.parts) != 2 or path.parent.exists() or path.is_absolute() or path.parts[0].startswith("."):
+        return ""
+    fetch = f"hf download {path} --local-dir {path.name}"
+    return f"; nothing is downloaded here, so fetch a model of a hub first: {fetch}"

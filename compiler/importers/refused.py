@@ -5,7 +5,9 @@ from __future__ import annotations
 from compiler.errors import CompileError
 from ir.graph import Graph
 
-OTHER_OPS = "Write that part of the model with ops that have a converter, or remove it"
+OTHER_OPS = (
+    "Octavo has no such op yet: choose another model, or write that part of it with ops that have a converter"
+)
 OTHER_FILE = "Compile the Hugging Face checkpoint that the file was made from"
 
 
