@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from compiler.cli.usage import UsageError, usage
 from compiler.errors import CompilerFault
@@ -96,7 +97,7 @@ def say(error: BaseException, command: str = "") -> Said:
     if isinstance(error, OctavoError):
         shown = getattr(error, "shown", "")
         if isinstance(error, ArtifactError) and error.where != "load":  # it has fields, and no options
-            return _said(kind, error.what, error.where, error.todo, shown)
+            return _said(kind, error.what, error.where, _compile_first(error.where) or error.todo, shown)
         what, where = _typed(error.what, error.where)
         return _said(kind, what, where, _named(error.todo), shown)
     if isinstance(error, UsageError):
@@ -109,6 +110,15 @@ def say(error: BaseException, command: str = "") -> Said:
         todo = "Install the compiler: pip install 'octavo[compile]'"
         return _said(kind, "this Python package is needed", str(error.name), todo)
     return _said(kind, f"{kind}: {error}", "internal error", REPORT, code=OUR_FAULT)
+
+
+def _compile_first(where: str) -> str:
+    """What to do with a checkpoint that was given for an artifact; "" where it is none."""
+    path = Path(where)
+    with suppress(OSError, ValueError):
+        if (path.suffix == ".gguf" and path.is_file()) or (path / "config.json").is_file():
+            return f"This is a checkpoint: compile it first, octavo compile {where} -o NAME.octavo"
+    return ""
 
 
 def _said(

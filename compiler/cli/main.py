@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Annotated
 
 import typer
 
@@ -22,6 +23,7 @@ from compiler.cli import (
     streams,
 )
 from compiler.cli.errors import check_debug, debug_level, report
+from compiler.cli.help import help_text
 
 COMMANDS = {
     "compile": compile.command,
@@ -34,6 +36,15 @@ COMMANDS = {
     "bench": bench.command,
     "profile": profile.command,
 }
+
+ABOUT = """Compile a language model's checkpoint into an engine artifact and run it.
+
+octavo compile CHECKPOINT -o model.octavo
+
+octavo generate model.octavo "The capital of France is"
+
+octavo chat model.octavo
+"""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -64,19 +75,33 @@ def _end(error: Exception | SystemExit, given: Sequence[str]) -> int:
     return int(error.code or 0) if isinstance(error, SystemExit) else report(error, given)
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"octavo {version('octavo')}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """The options that stand before a command."""
+
+
 def _app() -> typer.Typer:
     app = typer.Typer(
         name="octavo",
-        help="Compile a language model's checkpoint into an engine artifact and run it.\n\n"
-        "octavo compile CHECKPOINT -o model.octavo\n\n"
-        'octavo generate model.octavo "The capital of France is"\n\n'
-        "octavo chat model.octavo",
-        rich_markup_mode="markdown",
+        rich_markup_mode="rich",
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+    app.callback(help=help_text(ABOUT))(_root)
     for name, command in COMMANDS.items():
-        app.command(name)(command)
+        app.command(name, help=help_text(command.__doc__))(command)
     return app
 
 

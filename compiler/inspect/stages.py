@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,10 @@ def find_stage(artifact: Artifact, wanted: str, target: str | None = None) -> St
     if matches:
         names = ", ".join(stage.name for stage in matches)
         raise CompileError(f"{wanted!r} is {len(matches)} stages: {names}", where=where, todo="Give a number")
+    names = [name for stage in available for name in (stage.name, stage.name.partition("-")[2])]
+    if near := difflib.get_close_matches(wanted, names, 1):
+        todo = f"The nearest is {near[0]}; --stages lists them"
+        raise CompileError(f"has no stage {wanted!r}", where=where, todo=todo)
     has = ", ".join(stage.name for stage in available)
     todo = TODO if len(available) == 1 else "Name one of them, or give its number"
     raise CompileError(f"has no stage {wanted!r}; it has {has}", where=where, todo=todo)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,17 @@ def test_help_teaches_by_example(here: Run, command: str) -> None:
     assert f"octavo {command} " in done.stdout.split("Options")[0].replace("Usage: ", "", 1)
 
 
+def test_help_keeps_each_example_on_a_line_of_its_own(here: Run) -> None:
+    lines = [line.strip() for line in here("opt", "--help", COLUMNS="200").stdout.splitlines()]
+    first = lines.index("octavo opt 00-imported.ir -p canonicalize,fuse_norm")
+    assert lines[first + 1] == "octavo inspect model.octavo --ir graph | octavo opt - -p dce,cse"
+
+
+def test_the_version_is_shown(here: Run) -> None:
+    done = here("--version")
+    assert (done.returncode, done.stdout) == (0, f"octavo {version('octavo')}\n")
+
+
 HELP = """\
 import sys
 from compiler.cli.main import main
@@ -92,9 +105,28 @@ def test_help_imports_nothing_slow() -> None:
         (["opt", "-", "-p", "dcee"], "octavo: -p: there is no pass 'dcee'"),
         (["opt", "-", "-p", "dce{fast=true}"], "octavo: -p dce: no option 'fast=true'"),
         (["opt", "-", "-p", "page_kv{block=0}"], "octavo: -p: page_kv: block must be from 1"),
+        (
+            ["genrate", "x"],
+            "octavo: genrate: there is no such command. Did you mean generate? See",
+        ),
+        (
+            ["generate", "a", "b", "--temp", "1"],
+            "no such option. Did you mean --temperature? See",
+        ),
+        (["generate", "a", "hi", "there"], "octavo: there: more than the command takes. Put quotes around a"),
+        (
+            ["generate", "a"],
+            "octavo: prompt: it is missing: the prompt; - reads it from stdin. See",
+        ),
+        (
+            ["compile", "docs"],
+            "octavo: --out: it is missing: the artifact to write, NAME.octavo. See",
+        ),
         (["generate", "nowhere.octavo", "hi"], "octavo: "),
         (["inspect", "README.md"], "octavo: "),
         (["compile", "nowhere", "-o", "/tmp/x.octavo"], "octavo: nowhere"),
+        (["compile", "owner/name", "-o", "/tmp/x.octavo"], "first: hf download owner/name --local-dir name"),
+        (["compile", "docs", "-o", "docs", "--force", "--dry-run"], "docs: the checkpoint lies there"),
         (["compile", "docs", "-o", "docs"], "exists and is not an engine artifact"),
         (["compile", "docs", "-o", "x" * 300], "File name too long"),
         (["compile", "docs", "-o", "x.octavo", "--max-context", "99999999999"], "octavo: --max-context"),
@@ -119,6 +151,15 @@ def test_a_users_mistake_is_one_line_and_exit_code_two(here: Run, args: list[str
 def test_a_mistake_is_all_that_a_process_says(args: list[str], message: str) -> None:
     """What it imports says nothing."""
     assert_one_line(octavo(*args, stdin=DEAD), message)
+
+
+def test_a_checkpoint_is_no_artifact_and_is_to_be_compiled_first(here: Run, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    for path in (tmp_path, tmp_path / "model.gguf"):
+        said = f"{path}: .*. This is a checkpoint: compile it first, octavo compile {path} -o NAME.octavo."
+        done = here("generate", str(path), "hi")
+        assert done.returncode == 2 and re.search(said, done.stderr), done.stderr
 
 
 def assert_one_line(done: subprocess.CompletedProcess[str], message: str) -> None:
