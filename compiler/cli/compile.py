@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -138,6 +140,16 @@ def _print_result(path: Path, shown: Terminal, as_json: bool, quiet: bool) -> No
         print(json.dumps(found | {"preflight": shown.found.json if shown.found else None}))
     elif not quiet:
         print(f"{path}: {num_bytes / 1e6:,.0f} MB in {sum(seconds.values()):.1f} s")
+        if sys.stdout.isatty():
+            print(_next(path))
+
+
+def _next(path: Path) -> str:
+    """A command that runs the artifact, for whoever reads along."""
+    name = shlex.quote(min(str(path), os.path.relpath(path), key=len))
+    if (path / "tokenizer" / "chat_template.jinja").is_file():
+        return f"Talk with it: octavo chat {name}"
+    return f'Run it: octavo generate {name} "Once upon a time"'
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from compiler.cli.compile import _next
 from compiler.cli.main import main
 
 ROOT = Path(__file__).parents[2]
@@ -160,6 +161,17 @@ def test_a_checkpoint_is_no_artifact_and_is_to_be_compiled_first(here: Run, tmp_
         said = f"{path}: .*. This is a checkpoint: compile it first, octavo compile {path} -o NAME.octavo."
         done = here("generate", str(path), "hi")
         assert done.returncode == 2 and re.search(said, done.stderr), done.stderr
+
+
+def test_a_compile_ends_with_a_command_that_runs_the_artifact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "two words.octavo"
+    assert _next(path) == "Run it: octavo generate 'two words.octavo' \"Once upon a time\""
+    (path / "tokenizer").mkdir(parents=True)
+    (path / "tokenizer" / "chat_template.jinja").touch()
+    assert _next(path) == "Talk with it: octavo chat 'two words.octavo'"
 
 
 def assert_one_line(done: subprocess.CompletedProcess[str], message: str) -> None:
