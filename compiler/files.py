@@ -50,7 +50,9 @@ def is_file(path: Path) -> bool:
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """Raises CompileError where it is longer."""
+    """Raises CompileError where it is longer, or no regular file: a pipe would never end."""
+    if not is_file(path):
+        raise CompileError("not a regular file", where=str(path), todo="Download the checkpoint again")
     size = path.stat().st_size
     if size > most:
         raise CompileError(

@@ -16,6 +16,7 @@ from typing import Any
 
 from compiler.checkpoint import open_checkpoint
 from compiler.errors import CompileError
+from compiler.files import MAX_CONFIG_BYTES, check_links, is_file, read_file
 from compiler.importers.gguf_header import read_header
 
 POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx", "seq_length")
@@ -48,7 +49,7 @@ def survey(source: Any, *, weights: bool = True) -> Survey:
     with suppress(CompileError, OSError, ValueError, RecursionError, TypeError, AttributeError):
         if path.is_dir():
             return _directory(path, weights)
-        if path.suffix == ".gguf":
+        if path.suffix == ".gguf" and is_file(path):
             return _gguf(path)
     return Survey("unknown")
 
@@ -63,7 +64,8 @@ def _directory(path: Path, weights: bool) -> Survey:
 
 
 def _context(config: Path) -> int | None:
-    found = json.loads(config.read_text())
+    check_links(config.parent)
+    found = json.loads(read_file(config, MAX_CONFIG_BYTES))
     found = {**found, **(found.get("text_config") or {})}
     return next((found[key] for key in POSITIONS if isinstance(found.get(key), int)), None)
 

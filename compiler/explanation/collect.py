@@ -16,6 +16,7 @@ from compiler.errors import CompileError
 from compiler.explanation.facts import Detail, Explanation, Model, Refusal
 from compiler.explanation.layers import keys_of, split, tied_weights
 from compiler.explanation.trace import Trace
+from compiler.files import MAX_CONFIG_BYTES, check_links, is_file, read_file
 from compiler.importers import Imported, ImportRefused
 from compiler.pipeline import pipeline
 from compiler.progress import Progress
@@ -98,10 +99,12 @@ def _has_weights(source: Any) -> bool:
 
 def _config(source: Any) -> dict[str, Any]:
     """The fields of a directory's config.json that say what kind of model it is, as far as it has them."""
-    path = Path(source) / "config.json" if isinstance(source, str | Path) else None
+    if not isinstance(source, str | Path) or not Path(source).is_dir():
+        return {}
     try:
-        raw = json.loads(path.read_text("utf-8")) if path is not None and path.is_file() else {}
-    except (ValueError, RecursionError, OSError):
+        check_links(Path(source))
+        raw = json.loads(read_file(Path(source) / "config.json", MAX_CONFIG_BYTES))
+    except (CompileError, ValueError, RecursionError, OSError):
         return {}  # the importer says what is wrong with it
     if not isinstance(raw, dict):
         return {}
@@ -154,6 +157,9 @@ def _of_artifact(path: Path, watched: Trace) -> Explanation:
 
 def _of_text(path: Path, asked: Asked, watched: Trace) -> Explanation:
     """A graph's text: passed through the pipeline if it has a sequence length, else as it is."""
+    if path.exists() and not is_file(path):  # a pipe may have no end
+        todo = "Give a graph's text, as octavo compile --dump-ir writes it"
+        raise CompileError("not a file", where=str(path), todo=todo)
     graph = _parsed(path.read_text("utf-8", errors="replace"), str(path))
     model = Model(
         graph.name, str(path), "graph", dtype=asked.dtype, max_context=graph.dims.get("S", (0, 0))[1]

@@ -20,6 +20,7 @@ from compiler.explanation.facts import (
     Rotary,
 )
 from compiler.explanation.layers import layer_of
+from runtime.errors import printable, shorten
 
 Row = tuple[str, str]
 LABEL = 12  # columns of a row's label
@@ -38,11 +39,11 @@ def text_of(found: Explanation) -> str:
         sections.append(_section(f"Refused by {found.refused.stage}", list(_refusal(found.refused))))
         if sections[1:-1]:
             sections[-1] += "\nAbove is what was recognised until then.\n"
-    return "\n".join(sections)
+    return printable("\n".join(sections))
 
 
 def _section(title: str, rows: Sequence[Row]) -> str:
-    return "\n".join([title, *(line for row in rows for line in _lines(*row))]) + "\n"
+    return "\n".join([" ".join(title.split()), *(line for row in rows for line in _lines(*row))]) + "\n"
 
 
 def _lines(label: str, text: str) -> list[str]:
@@ -60,7 +61,7 @@ def _lines(label: str, text: str) -> list[str]:
 def _model(model: Model) -> Iterator[Row]:
     yield "source", f"{model.kind} {model.source}".strip()
     if model.config:
-        yield "config.json", ", ".join(f"{k}={_value(v)}" for k, v in model.config.items())
+        yield "config.json", ", ".join(f"{k}={_field(v)}" for k, v in model.config.items())
     if model.parameters is not None:
         yield "parameters", f"{model.parameters:,} in {model.weights} arrays"
     elif model.weights:
@@ -83,8 +84,16 @@ def _model(model: Model) -> Iterator[Row]:
         yield "frozen", f"{path}: {text}, for shorter sequences too; --max-context sets it"
 
 
+def _field(value: Any) -> str:
+    """A field of config.json, whatever it is."""
+    try:
+        return shorten(_value(value), 400)
+    except RecursionError:
+        return "nested too deep to be shown"
+
+
 def _value(value: Any) -> str:
-    """A field of config.json; a list that repeats itself is said by its runs."""
+    """A list that repeats itself is said by its runs."""
     if isinstance(value, list):
         return f"[{', '.join(_runs([str(v) for v in value]))}]"
     if isinstance(value, dict):

@@ -9,10 +9,11 @@ from compiler.importers.refused import ImportRefused
 from runtime.errors import shown
 
 MAX_NUMBER = 2**31
-COUNTED = re.compile(r"layer|expert|block|branch|stage|depth", re.IGNORECASE)  # a module is made for each
-MAX_COUNT = 4096
-SIZES = re.compile(r"hidden|head|embd|embed_dim|d_model|inner|intermediate|ffn|rank|_dim$", re.IGNORECASE)
-MAX_SIZE = 2**20
+MOST = (  # a module is made for each of the first, a name for each of the last
+    (re.compile(r"(^|_)(layer|expert|block|branch|stage|depth)(e?s)?$", re.IGNORECASE), 1024),
+    (re.compile(r"hidden|head|embd|embed_dim|model|inner|intermediate|ffn|rank|_dim$", re.IGNORECASE), 2**20),
+    (re.compile(r"labels", re.IGNORECASE), 2**17),
+)  # fmt: skip
 TODO = "Correct it in a copy of the checkpoint"
 
 
@@ -33,6 +34,4 @@ def check_numbers(config: Any, where: str) -> None:
 
 def most(key: str) -> int:
     """What a number of this name may be."""
-    if COUNTED.search(key):
-        return MAX_COUNT
-    return MAX_SIZE if SIZES.search(key) else MAX_NUMBER
+    return next((most for pattern, most in MOST if pattern.search(key)), MAX_NUMBER)

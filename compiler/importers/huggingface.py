@@ -81,6 +81,7 @@ def check_config(directory: Path) -> None:
             where=f"{directory}/config.json",
             todo="Compile the one that it was made from",
         )
+    check_numbers(raw, f"{directory}/config.json")
 
 
 def read_config(directory: Path) -> Any:
@@ -197,6 +198,8 @@ def instantiate(config: Any, where: str = "config.json") -> Any:
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
+    from compiler.importers.bounded import Bounded
+
     if not has_language_model(config):
         raise ImportRefused(
             f"transformers has no causal language model for the model type {config.model_type!r}",
@@ -206,9 +209,11 @@ def instantiate(config: Any, where: str = "config.json") -> Any:
     check_numbers(config.to_dict(), where)
     mapping: Any = AutoModelForCausalLM._model_mapping
     make = mapping[type(config)]._from_config
-    with quiet(), init_empty_weights(include_buffers=False):
+    with quiet(), init_empty_weights(include_buffers=False), Bounded(where):
         try:
             model = make(config, attn_implementation="eager", dtype=torch.float32)
+        except ImportRefused:
+            raise
         except Exception as error:  # negative or absurd sizes, an unknown activation or rotary type
             what = f"it makes no {config.model_type} model: {one_line(error)}"
             raise ImportRefused(what, where=where, todo=CHECK) from error

@@ -52,7 +52,8 @@ def _extreme(a: Any, b: Any, context: int, kind: str) -> Any:
     difference = sympy.expand(a - b)
     length = symbol("S")
     ends = [difference.subs(length, n) for n in (1, context)]
-    if sympy.Poly(difference, length).degree() <= 1 and all(e.is_Integer for e in ends):
+    is_linear = difference.is_polynomial(length) and sympy.Poly(difference, length).degree() <= 1
+    if is_linear and all(e.is_Integer for e in ends):
         if all(e >= 0 for e in ends):
             return a if kind == "Max" else b
         if all(e <= 0 for e in ends):

@@ -25,6 +25,7 @@ FUZZERS = {
     "gpu": "artifacts",
     "tokenizer": "templates",
     "template": "templates",
+    "config": "configs",
 }  # from a fuzzer to its module
 KEPT = Path(__file__).parents[2] / "build/fuzz"
 TRACED = 10  # of so many cases the lines of one are counted
