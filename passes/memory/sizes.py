@@ -68,7 +68,10 @@ def linear_form(size: Dim) -> Form:
     They are for sizes rounded up to 16, so that every buffer's bytes are a multiple of 64. Raises PlanError
     if the size is not linear in them.
     """
-    poly = sympy.Poly(cast(Any, size), *(symbol(s) for s in SIZES)) if free_names(size) else None
+    symbols = tuple(symbol(s) for s in SIZES)
+    if free_names(size) and not cast(Any, size).is_polynomial(*symbols):  # ceildiv(T, 16)
+        raise PlanError(f"{size} bytes are not a linear form of {', '.join(SIZES)}")
+    poly = sympy.Poly(cast(Any, size), *symbols) if free_names(size) else None
     form = {name: 0 for name in (*SIZES, "")}
     if poly is None:
         form[""] = int(cast(Any, size))

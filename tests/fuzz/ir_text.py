@@ -15,8 +15,10 @@ from ir.text import ParseError, parse, print_graph
 from ir.verify import VerifyError, verify
 from tests.fuzz import mutate
 from tests.fuzz.fuzzer import Fuzzer
+from tests.fuzz.valid_graphs import grown
 
 FOLDERS = (Path(__file__).parent / "graphs", Path(__file__).parents[1] / "data/ir")
+VALID = tuple(path.read_text() for path in sorted(FOLDERS[0].glob("*.ir")))
 GRAPHS = tuple(path.read_text() for folder in FOLDERS for path in sorted(folder.glob("*.ir")))
 TOKENS = re.compile(r"[%@]?[A-Za-z_][\w.]*|\d+\.?\d*|\s+|.", re.DOTALL)
 PIECES = (
@@ -167,10 +169,13 @@ def reparsed(printed: str) -> Graph:
 
 
 def make_passes(rng: Random, folder: Path) -> None:
-    make_text(rng, folder)
-    (folder / "passes").write_text(
-        rng.choice(PASS_TEXTS) if rng.random() < 0.8 else mutate.text(rng, rng.choice(PASS_TEXTS))
-    )
+    if rng.random() < 0.2:
+        make_text(rng, folder)
+    else:
+        graph = grown(rng, parse(rng.choice(VALID)))
+        (folder / "graph.ir").write_text(print_graph(graph))
+    text = rng.choice(PASS_TEXTS)
+    (folder / "passes").write_text(text if rng.random() < 0.9 else mutate.text(rng, text))
 
 
 PASS_TEXTS = (
@@ -179,9 +184,9 @@ PASS_TEXTS = (
     "canonicalize,page_kv{block=16},select_rows,fuse_epilogue,group_pointwise,plan_memory",
     "page_kv,select_rows,convert_weights,narrow_activations,fuse_casts,plan_memory",
     "plan_memory",
-    "page_kv{block=99999999999999999999}",
-    'page_kv{block=-1},plan_memory{device="x"}',
     "fuse_attention",
+    "cse,group_pointwise{most=2}",
+    "dce,select_rows,plan_memory",
 )
 
 
@@ -191,7 +196,7 @@ def run_passes(folder: Path) -> str:
 
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         command(str(folder / "graph.ir"), (folder / "passes").read_text(), list_passes=False)
-    return "passes ran"
+    return f"{(folder / 'passes').read_text()[:40]} ran"
 
 
 _READERS = ("lexer", "cursor", "grammar", "parser", "expressions", "printer")

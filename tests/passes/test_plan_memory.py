@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import sympy
 
 from ir.build import GraphBuilder
-from ir.dims import symbol
+from ir.dims import CeilDiv, symbol
 from ir.graph import Graph, Value, Weight
 from ir.types import DType, Tensor
 from ir.verify import verify
@@ -89,6 +90,12 @@ def test_sizes_are_linear_forms_in_multiples_of_64_bytes() -> None:
     assert linear_form(3 * T + 7 * Q + 5) == {"T": 4, "R": 0, "Q": 8, "": 64}
     with pytest.raises(PlanError, match="not a linear form"):
         linear_form(T * Q)
+
+
+def test_a_size_that_is_no_polynomial_is_refused() -> None:
+    """It left the pass as sympy's own error."""
+    with pytest.raises(PlanError, match="not a linear form"):
+        linear_form(CeilDiv(symbol("T"), sympy.Integer(16)))
 
 
 def test_the_checker_finds_a_value_that_was_overwritten() -> None:
