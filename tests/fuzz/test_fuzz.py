@@ -16,15 +16,15 @@ from tests.fuzz.watch import Fault
 
 ROOT = Path(__file__).parents[2]
 CASES = {
-    "safetensors": 60,
-    "index": 60,
-    "ir": 25,
-    "artifact": 30,
-    "weights": 60,
-    "gpu": 20,
-    "gguf": 40,
-    "template": 25,
-    "tokenizer": 100,
+    "safetensors": 30,
+    "index": 30,
+    "ir": 8,
+    "artifact": 12,
+    "weights": 30,
+    "gpu": 10,
+    "gguf": 20,
+    "template": 15,
+    "tokenizer": 60,
 }
 
 
