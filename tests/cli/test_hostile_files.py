@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import runtime
+from compiler.artifact import is_artifact
 from compiler.cli import streams
 from compiler.cli.chat import conversation
 from compiler.cli.chat.conversation import Conversation
@@ -106,12 +107,15 @@ def test_where_no_page_can_be(
 
 
 def test_a_pipe_is_no_input(commands: Commands, tmp_path: Path, no_hang: None) -> None:
-    for name in ("g.ir", "chat.json"):
+    for name in ("m.gguf", "g.ir", "chat.json", "manifest.json"):
         os.mkfifo(tmp_path / name)
+    commands.refuses("compile", tmp_path / "m.gguf", "-o", tmp_path / "x.octavo", "--dry-run")
+    commands.refuses("explain", tmp_path / "g.ir", says="not a file")
     commands.refuses("opt", tmp_path / "g.ir", says="not a file")
     for act in (conversation.read, lambda path: conversation.write(Conversation(), path)):
         with pytest.raises(OctavoError, match="no conversation|not a file"):
             act(tmp_path / "chat.json")
+    assert not is_artifact(tmp_path)
 
 
 def test_a_full_disk_below_stderr_changes_no_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
