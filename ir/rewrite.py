@@ -59,6 +59,7 @@ class View:
 
     builder: GraphBuilder
     uses: Mapping[str, int]
+    outputs: frozenset[str] = frozenset()
     loc: str = ""
     _producers: dict[str, Op] = field(default_factory=dict[str, Op])
 
@@ -137,7 +138,7 @@ def _sweep(
 ) -> tuple[Graph, Counter[str], list[Miss]]:
     builder = GraphBuilder(graph.name, graph.dims, graph.inputs)
     builder.reserve(taken)
-    view = View(builder, count_uses(graph))
+    view = View(builder, count_uses(graph), frozenset(v.name for v in graph.outputs))
     now: dict[str, Arg] = {}
     counts: Counter[str] = Counter()
     misses: list[Miss] = []
@@ -170,15 +171,21 @@ def _first_match(
             continue
         start = len(view.builder.ops)
         result = rule.apply(op, view)
-        if result is None or isinstance(result, Miss):
-            misses.extend([result] if result is not None else [])
-            del view.builder.ops[start:]
-        else:
+        if result is not None and not isinstance(result, Miss):
             values = tuple(result) if isinstance(result, Sequence) else (result,)
             if len(values) != len(op.outs):
                 raise RuntimeError(f"rule {rule.name} gave {len(values)} values for {len(op.outs)} results")
-            return rule, values, start
+            if not _ends_without_value(op, values, view):
+                return rule, values, start
+        misses.extend([result] if isinstance(result, Miss) else [])
+        del view.builder.ops[start:]
     return None
+
+
+def _ends_without_value(op: Op, values: tuple[Arg, ...], view: View) -> bool:
+    """Whether an output of the graph would become a weight or a literal, which no graph returns."""
+    named = zip(op.outs, values, strict=True)
+    return any(out.name in view.outputs and not isinstance(value, Value) for out, value in named)
 
 
 def _keep_names(op: Op, values: tuple[Arg, ...], view: View, start: int) -> dict[str, Arg]:

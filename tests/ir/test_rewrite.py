@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ir.graph import Graph, Op, Scalar
+from ir.graph import Graph, Op, Scalar, Weight
 from ir.interpret import interpret
 from ir.rewrite import Miss, Rule, View, count_uses, rewrite
 from ir.text import parse, print_graph
+from ir.types import DType, Tensor
 from ir.verify import verify
 
 
@@ -78,6 +79,16 @@ def test_a_rule_that_gives_up_leaves_no_ops(given_up: str | None) -> None:
     assert rewrite(graph, [Rule("tries", ("neg",), tries)]).graph == graph
 
 
+@pytest.mark.parametrize("found", [Scalar(2.0), Weight("w", Tensor(DType.F32, (4,)))])
+def test_no_output_of_a_graph_becomes_a_weight_or_a_literal(found: Any) -> None:
+    ops = ("%a = neg %x : f32[4]", "%y = neg %x : f32[4]", "%z = mul %a, %x : f32[4]")
+    graph = graph_of(*ops, result="%y, %z")
+    done = rewrite(graph, [Rule("finds", ("neg",), lambda op, view: found)])
+    verify(done.graph)
+    assert done.count == 1 and [v.name for v in done.graph.outputs] == ["y", "z"]
+    assert [op.kind for op in done.graph.ops] == ["neg", "mul"]
+
+
 def test_several_results_are_replaced_in_order() -> None:
     def swap(op: Op, view: View) -> Any:
         if op.attrs["sizes"] == (1, 3):
@@ -138,7 +149,7 @@ def test_rules_that_do_not_settle_are_named() -> None:
 def test_an_output_stays_a_value_of_its_type() -> None:
     graph = graph_of("%y = neg %x : f32[4]", result="%y")
     with pytest.raises(RuntimeError, match="replaced %y, an output"):
-        rewrite(graph, [Rule("zero", ("neg",), lambda op, view: Scalar(0.0))])
+        rewrite(graph, [Rule("sign", ("neg",), lambda op, view: view.op("lt", op.args[0], op.args[0]))])
 
 
 def test_the_number_of_results_must_agree() -> None:
