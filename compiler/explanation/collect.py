@@ -27,6 +27,7 @@ from passes.base import Pass
 from passes.page_kv import PageKv
 from runtime.artifact import Artifact
 
+ASSUMED_CONTEXT = 2048  # of a model that names none, to see what else it is refused for
 CONFIG_FIELDS = (
     "model_type", "num_hidden_layers", "n_layer", "hidden_size", "n_embd", "intermediate_size", "n_inner",
     "hidden_act", "hidden_activation", "activation_function", "num_attention_heads", "n_head",
@@ -66,7 +67,7 @@ def _of_model(source: Any, asked: Asked, watched: Trace) -> Explanation:
     model = Model(name, str(source) if isinstance(source, str | Path) else "in memory", "", config=config)
     watched.stage("import")
     try:
-        imported = importers.load(source, max_context=asked.max_context, weights=_has_weights(source))
+        imported = _imported(source, asked)
     except CompileError as error:
         reached = error.reached if isinstance(error, ImportRefused) else None
         if reached is None and not config:
@@ -77,6 +78,27 @@ def _of_model(source: Any, asked: Asked, watched: Trace) -> Explanation:
     watched.lines = imported.lines
     refused = watched.run(imported.graph, pipeline(asked.dtype, asked.block, weight_reader(imported), ()))
     return watched.explanation(_model(model, imported, asked.dtype), refused)
+
+
+def _imported(source: Any, asked: Asked) -> Imported:
+    """As for a compile. Where that ends before there is a graph (weights of another layout, no context named)
+    and the graph would be refused too, the graph's is the reason."""
+    try:
+        return importers.load(source, max_context=asked.max_context, weights=_has_weights(source))
+    except CompileError as error:
+        if not (isinstance(source, str | Path) and Path(source).is_dir()) or getattr(error, "op", ""):
+            raise
+        _check_graph(source, asked)
+        raise
+
+
+def _check_graph(source: Any, asked: Asked) -> None:
+    """Raises ImportRefused where it is an op of the model that is refused."""
+    try:
+        importers.load(source, max_context=asked.max_context or ASSUMED_CONTEXT, weights=False)
+    except CompileError as error:
+        if getattr(error, "op", ""):
+            raise
 
 
 def _refusal(error: CompileError) -> Refusal:
