@@ -93,11 +93,11 @@ def _imported(source: Any, asked: Asked) -> Imported:
 
 
 def _check_graph(source: Any, asked: Asked) -> None:
-    """Raises ImportRefused where it is an op of the model that is refused."""
+    """Raises ImportRefused where it is something in the model that is refused, and not in its files."""
     try:
         importers.load(source, max_context=asked.max_context or ASSUMED_CONTEXT, weights=False)
     except CompileError as error:
-        if getattr(error, "op", ""):
+        if not error.where.startswith(str(source)):
             raise
 
 

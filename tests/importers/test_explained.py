@@ -24,7 +24,7 @@ def test_a_configuration_is_enough(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "gemma2"}))
     found = compiler.explain(tmp_path, dtype="bf16")
     assert found.refused is None
-    attentions = [b.attentions[0] for b in found.blocks if b.index is not None]
+    attentions = [b.attentions[0] for b in found.layers if b.index is not None]
     assert [a.window for a in attentions] == [config["sliding_window"], None]
     for a in attentions:
         assert (a.query_heads, a.kv_heads) == (config["num_attention_heads"], 1)
@@ -32,6 +32,15 @@ def test_a_configuration_is_enough(tmp_path: Path) -> None:
     assert found.kv_bytes_per_token == 2 * 2 * 1 * config["head_dim"] * 2
     assert list(found.model.tied) == ["model.embed_tokens.weight"]
     assert found.model.config["sliding_window"] == tiny.WINDOW
+
+
+def test_a_model_that_names_no_context_is_refused_for_what_its_graph_is(tmp_path: Path) -> None:
+    small = {"hidden_size": 8, "intermediate_size": 16, "state_size": 2, "time_step_rank": 1, "vocab_size": 9}
+    config = {"model_type": "mamba", "num_hidden_layers": 1, **small}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    refused = compiler.explain(tmp_path).refused
+    assert refused is not None
+    assert "modeling_mamba.py, line" in refused.where and "some lengths" in refused.reason
 
 
 def test_a_module_that_mixes_tokens_is_refused_at_its_line() -> None:
