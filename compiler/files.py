@@ -16,7 +16,7 @@ from runtime.errors import shown
 READ = frozenset(
     {".json", ".jinja", ".safetensors", ".model", ".txt", ".tiktoken", ".bin"}
 )  # by us or by transformers
-MAX_CONFIG_BYTES = 16 << 20
+MAX_CONFIG_BYTES = 1 << 20
 MAX_TOKENIZER_BYTES = 128 << 20
 COPY = "Copy the files themselves into the directory"
 

@@ -12,7 +12,7 @@ MAX_NUMBER = 2**31
 MOST = (  # a module is made for each of the first, a name for each of the last
     (re.compile(r"(^|_)(layer|expert|block|branch|stage|depth)(e?s)?$", re.IGNORECASE), 1024),
     (re.compile(r"hidden|head|embd|embed_dim|model|inner|intermediate|ffn|rank|_dim$", re.IGNORECASE), 2**20),
-    (re.compile(r"labels", re.IGNORECASE), 2**17),
+    (re.compile(r"labels", re.IGNORECASE), 2**13),
 )  # fmt: skip
 TODO = "Correct it in a copy of the checkpoint"
 
