@@ -39,13 +39,13 @@ GPUS = ["cuda:sm_90", "triton-interpret"]
 class Notes(Progress):
     def __init__(self) -> None:
         self.notes: list[str] = []
-        self.stages: list[str] = []
+        self.begun: list[str] = []
 
     def note(self, text: str) -> None:
         self.notes.append(text)
 
     def stage(self, name: str) -> None:
-        self.stages.append(name)
+        self.begun.append(name)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -119,9 +119,7 @@ def test_what_this_machine_cannot_run_is_said(engine: Path, notes: Notes) -> Non
     assert engine.is_dir()
     (said,) = [note for note in notes.notes if "not run" in note]
     assert said.startswith("cuda:sm_90: not run: there is no such GPU here: cuda was not found")
-    assert {f"{step} {name}" for step in ("generate", "build", "verify") for name in GPUS} <= set(
-        notes.stages
-    )
+    assert {f"{step} {name}" for step in ("generate", "build", "verify") for name in GPUS} <= set(notes.begun)
 
 
 def test_loading_without_the_device_says_what_it_needs(engine: Path) -> None:
