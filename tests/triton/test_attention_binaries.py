@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from codegen import triton
+from codegen.cache import Cache
 from codegen.triton import find_device
 from codegen.triton.attention_tiles import attention_tiles
 from codegen.triton.build import build_kernels
@@ -35,7 +36,10 @@ def test_kernels_fit_and_multiply_on_the_matrix_units(
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "kernels.py").write_text(generated.source)
     kernels = [k for k in generated.kernels if k.function.startswith("attention")]
-    built = {b.kernel.function: b for b in build_kernels(tmp_path, kernels, device, cache=tmp_path / "cache")}
+    built = {
+        b.kernel.function: b
+        for b in build_kernels(tmp_path, kernels, device, cache=Cache(tmp_path / "cache"))
+    }
     assert set(built) == {"attention_prefill", "attention_decode", "attention_combine"}
     for kernel in built.values():
         assert kernel.spills == 0 and kernel.shared_bytes <= device.shared_bytes

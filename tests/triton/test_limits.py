@@ -40,7 +40,8 @@ def test_a_case_has_no_more_launches_than_the_runtime_reads(monkeypatch: pytest.
         if extra == 0:
             triton.generate(embedding(), DEVICE)
     with pytest.raises(
-        triton.CodegenError, match=r"model\.embed: no Triton kernel for embed: it takes 4097 launches; a case has 4096"
+        triton.CodegenError,
+        match=r"model\.embed: no Triton kernel for embed: it takes 4097 launches; a case has 4096",
     ):
         triton.generate(embedding(), DEVICE)
 

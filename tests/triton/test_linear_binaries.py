@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from codegen.cache import Cache
 from codegen.triton import find_device, generate, toolchain
 from codegen.triton.build import BuiltKernel, build_kernels
 from codegen.triton.launch import Kernel
@@ -40,7 +41,7 @@ def build(
     for function in sorted(functions):
         tiles = sorted((k for k in generated.kernels if k.function == function), key=elements)
         chosen += tiles if every else [tiles[0], tiles[-1]]
-    return build_kernels(directory, chosen, generated.device, cache=directory / "cache")
+    return build_kernels(directory, chosen, generated.device, cache=Cache(directory / "cache"))
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,9 @@ def test_what_cannot_be_computed_is_refused_with_its_place() -> None:
         b, _ = paged_builder()
         x = column(b, "some", 21, dtype)
         y = b.op(kind, x, *([] if kind == "tanh" else [x]), loc="model.layers.3.mixer")
-        with pytest.raises(triton.CodegenError, match=rf"model\.layers\.3\.mixer: no Triton kernel for {kind}"):
+        with pytest.raises(
+            triton.CodegenError, match=rf"model\.layers\.3\.mixer: no Triton kernel for {kind}"
+        ):
             triton.generate(
                 lower(b.graph([b.op("cast", y, dtype="f32")]), "gpu"), triton.find_device("cuda:sm_90")
             )

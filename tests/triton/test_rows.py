@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from codegen import triton
+from codegen.cache import Cache
 from codegen.triton.build import build_kernels
 from codegen.triton.schedule import whole_rows
 from ir.build import GraphBuilder
@@ -248,7 +249,7 @@ def test_kernels_compile_and_fit_registers(tmp_path: Path, target: str) -> None:
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels/kernels.py").write_text(generated.source)
     kernels = [k for k in generated.kernels if not k.function.startswith("sample")]
-    built = build_kernels(tmp_path, kernels, generated.device, cache=tmp_path / "cache")
+    built = build_kernels(tmp_path, kernels, generated.device, cache=Cache(tmp_path / "cache"))
     stems = {"rms_norm", "layer_norm", "softmax", "cumsum", "rope", "matmul", "sum", "mean", "max", "concat"}
     assert stems <= {k.kernel.function.rstrip("_0123456789") for k in built}
     assert {k.kernel.function: k.spills for k in built if k.spills} == {}

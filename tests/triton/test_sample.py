@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from codegen import triton
+from codegen.cache import Cache
 from codegen.triton import sample as printer
 from codegen.triton.build import build_kernels
 from codegen.triton.devices import Device
@@ -386,6 +387,6 @@ def test_kernels_fit_registers_at_a_large_vocabulary(tmp_path: Path, target: str
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels/kernels.py").write_text(generated.source)
     kernels = [k for k in generated.kernels if k.function in LARGEST]
-    built = build_kernels(tmp_path, kernels, generated.device, cache=tmp_path / "cache")
+    built = build_kernels(tmp_path, kernels, generated.device, cache=Cache(tmp_path / "cache"))
     assert {k.kernel.function for k in built} == LARGEST
     assert all(k.spills == 0 for k in built)
