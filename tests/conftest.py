@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
+import threading
 import time
 from pathlib import Path
 
@@ -23,6 +25,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     os.environ.setdefault("OCTAVO_CACHE", str(OBJECTS))
     os.environ["TRITON_INTERPRET"] = "1"
+    if threading.current_thread() is threading.main_thread():
+        heed_signals()
     if not hasattr(config, "workerinput"):
         for old in OBJECTS.rglob("*"):
             if old.is_file() and time.time() - old.stat().st_mtime > ONE_DAY_S:
@@ -33,6 +37,13 @@ def pytest_collection_finish() -> None:
     """What imports have left stays, and is not looked through for garbage, which takes 0.3 s each time."""
     gc.collect()
     gc.freeze()
+
+
+def heed_signals() -> None:
+    """A run in the background, or under nohup, has these ignored, and so would all that it starts."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_terminal_summary(
