@@ -158,6 +158,9 @@ def choose_model(
     the one of which the checkpoint holds more.
     """
     text = config.get_text_config(decoder=True)
+    if not hasattr(text, "model_type"):  # transformers takes whatever stands at its place
+        todo = "Correct it in a copy of the checkpoint"
+        raise ImportRefused("its text_config is not a configuration", where=where, todo=todo)
     parts = [part for part in (text, config) if has_language_model(part)][: 1 if text is config else 2]
     models = [instantiate(part, where) for part in parts or [text]]
     found = [(model, stored_names(model, stored)) for model in models]

@@ -14,6 +14,7 @@ import compiler
 from compiler.errors import CompileError
 from compiler.importers.bounded import MAX_OPS, Bounded
 from compiler.importers.config_limits import check_numbers
+from compiler.importers.huggingface import load_directory
 from compiler.importers.refused import ImportRefused
 from compiler.survey import survey
 from runtime.errors import ArtifactError
@@ -43,6 +44,12 @@ def test_those_of_real_models_are_not() -> None:
     counts = {"num_hidden_layers": 126, "num_local_experts": 256, "max_position_embeddings": 10485760}
     counts |= {"shared_expert_intermediate_size": 20480, "vocab_size_per_layer_input": 262144}
     check_numbers(sizes | counts | {"rope_theta": 5e5}, "config.json")
+
+
+def test_a_part_that_is_no_configuration_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", "d_model": 8, "text_config": []}))
+    with pytest.raises(ImportRefused, match="its text_config is not a configuration"):
+        load_directory(tmp_path, 64, weights=False)
 
 
 def test_a_model_is_not_built_beyond_its_bounds() -> None:
