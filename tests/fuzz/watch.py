@@ -15,7 +15,7 @@ from typing import Any
 
 SECONDS = 5.0  # of the CPU: the machine may be busy
 TRACED_SECONDS = 30.0
-HUNG = 60  # by the clock, after which the process is ended: in C code no signal's handler runs
+# By the clock a process is ended after ten times as many: in C code no signal's handler runs.
 MEMORY = 1 << 30
 CODE = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "socket.connect",
         "socket.getaddrinfo", "pickle.find_class")  # fmt: skip
@@ -66,7 +66,7 @@ class Watch:
         """Raises Fault for what was done in it, and TooLong. traced: a function is called at every line."""
         self._seconds = TRACED_SECONDS if traced else SECONDS
         self._seen.clear()
-        _end_if_hung()
+        _end_if_hung(10 * self._seconds)
         signal.setitimer(signal.ITIMER_PROF, self._seconds)
         started = time.process_time()
         self._active = True
@@ -114,11 +114,11 @@ class Watch:
         return path == self._folder or path.startswith(self._folder + os.sep)
 
 
-def _end_if_hung() -> None:
+def _end_if_hung(seconds: float) -> None:
     """It takes a thread, which a busy machine may not have at once."""
     for _ in range(100):
         with suppress(RuntimeError):
-            return faulthandler.dump_traceback_later(HUNG, exit=True)
+            return faulthandler.dump_traceback_later(seconds, exit=True)
         time.sleep(0.1)
     raise RuntimeError("no thread can be started that would end a case that hangs")
 
