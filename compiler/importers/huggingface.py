@@ -186,9 +186,9 @@ def config_context(config: Any, where: str = "config.json") -> int:
     """The context that a configuration promises. Raises ImportRefused where it promises none."""
     for key in _POSITIONS:
         found = getattr(config, key, None)
-        if isinstance(found, int) and 0 < found <= MAX_CONTEXT:
+        if type(found) is int and 0 < found <= MAX_CONTEXT:  # and not true
             return found
-        if isinstance(found, int) and found > MAX_CONTEXT:
+        if type(found) is int and found > MAX_CONTEXT:
             what = f"{key} = {shorten(str(found))}"
             raise ImportRefused(what, where=where, todo="Give a smaller one with --max-context N")
     what = "it has no maximum number of positions"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import compiler
 from compiler.errors import CompileError
 from compiler.importers.bounded import MAX_OPS, Bounded
 from compiler.importers.config_limits import check_numbers
-from compiler.importers.huggingface import load_directory
+from compiler.importers.huggingface import config_context, load_directory
 from compiler.importers.refused import ImportRefused
 from compiler.survey import survey
 from runtime.errors import ArtifactError
@@ -44,6 +45,11 @@ def test_those_of_real_models_are_not() -> None:
     counts = {"num_hidden_layers": 126, "num_local_experts": 256, "max_position_embeddings": 10485760}
     counts |= {"shared_expert_intermediate_size": 20480, "vocab_size_per_layer_input": 262144}
     check_numbers(sizes | counts | {"rope_theta": 5e5}, "config.json")
+
+
+def test_true_is_no_number_of_positions() -> None:
+    with pytest.raises(ImportRefused, match="no maximum number of positions"):
+        config_context(SimpleNamespace(seq_length=True))
 
 
 def test_a_part_that_is_no_configuration_is_refused(tmp_path: Path) -> None:
