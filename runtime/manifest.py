@@ -111,7 +111,7 @@ class Fields:
 
     def __init__(self, value: Any, where: str) -> None:
         if not isinstance(value, dict):
-            raise ArtifactError(f"expected an object, found {_short(value)}", where=where, todo=_AGAIN)
+            raise ArtifactError(f"expected an object, found {shown(value)}", where=where, todo=_AGAIN)
         self.value, self.where = value, where
 
     def get(self, name: str) -> Any:
@@ -120,7 +120,7 @@ class Fields:
         return self.value[name]
 
     def bad(self, name: str, want: str) -> ArtifactError:
-        found = _short(self.value.get(name))
+        found = shown(self.value.get(name))
         return ArtifactError(f"{name!r} must be {want}, found {found}", where=self.where, todo=_AGAIN)
 
     def text(self, name: str) -> str:
@@ -172,16 +172,13 @@ class Fields:
 _AGAIN = "Compile the artifact again, or get an undamaged copy"
 
 
-_short = shown
-
-
 def safe_path(text: str, where: str) -> str:
     """The path, if it is relative, `/`-separated and stays inside the artifact."""
     parts = text.split("/")
     if len(text) > 1024 or "\\" in text or "\0" in text or any(part in ("", ".", "..") for part in parts):
         todo = "Paths are relative, /-separated and without '..'"
         raise ArtifactError(
-            f"the path {_short(text)} leaves the artifact or is malformed", where=where, todo=todo
+            f"the path {shown(text)} leaves the artifact or is malformed", where=where, todo=todo
         )
     return text
 
@@ -195,7 +192,7 @@ def parse_json(data: bytes, where: str) -> Any:
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(found := dict(pairs)) < len(pairs):
-            raise ValueError(f"a key occurs twice among {_short([key for key, _ in pairs])}")
+            raise ValueError(f"a key occurs twice among {shown([key for key, _ in pairs])}")
         return found
 
     if len(data) > MAX_JSON:
@@ -241,7 +238,7 @@ def _check_digest(top: Fields) -> None:
         raise ArtifactError(f"cannot be hashed ({error})", where=top.where, todo=_AGAIN) from error
     if top.text("digest") != digest:
         raise ArtifactError(
-            f"its digest is {digest}, it says {_short(top.text('digest'))}", where=top.where, todo=_AGAIN
+            f"its digest is {digest}, it says {shown(top.text('digest'))}", where=top.where, todo=_AGAIN
         )
 
 
