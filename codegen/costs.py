@@ -176,7 +176,7 @@ def _kv_bytes(op: Op, shape: StepShape) -> int:
 
 
 def _layer_bytes(kv: KV) -> int:
-    return sum(stream.bytes_per_token for stream in kv.streams)
+    return -(-sum(stream.bytes_per_block(kv.block) for stream in kv.streams) // kv.block)
 
 
 def _operations(op: Op, shape: StepShape) -> int:

@@ -13,7 +13,7 @@ BLOCKS = (8, 16, 32, 64)  # tokens of a block: the sizes that have kernels
 
 def block_bytes(kv: KV) -> int:
     """Bytes of a block over all layers, aligned."""
-    return -(-kv.bytes_per_token * kv.block // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return -(-kv.bytes_per_block // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def stream_offsets(kv: KV) -> tuple[list[int], int]:
@@ -22,7 +22,7 @@ def stream_offsets(kv: KV) -> tuple[list[int], int]:
     end = 0
     for stream in kv.streams:
         offsets.append(end)
-        end += stream.bytes_per_token * kv.block
+        end += stream.bytes_per_block(kv.block)
     return offsets, end
 
 

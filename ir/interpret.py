@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from ir.dims import evaluate
-from ir.graph import Arg, Graph, Op, Scalar, Value
+from ir.graph import Arg, Graph, Op, Scalar, Value, Weight
 from ir.ops import OPS, RefCall
 from ir.ops.base import is_size
 from ir.reuse import Key, Reuse, exact, key_of
@@ -24,7 +24,7 @@ from ir.text.printer import print_op
 from ir.types import KV, DType, Tensor, Type
 
 Array = np.ndarray[Any, np.dtype[Any]]
-KVState = dict[str, Array]  # stream name -> [layers, blocks, block, heads, head_size]
+KVState = dict[str, Array]  # a stream's parts: [layers, blocks, *Stream.part_shape]
 WeightReader = Callable[[str], Array]
 
 
@@ -115,13 +115,11 @@ def _check_input(value: Value, given: Any, dims: Mapping[str, int]) -> None:
 
 
 def _check_state(name: str, kv: KV, given: Any) -> None:
-    shapes = {s.name: (kv.layers, kv.block, s.heads, s.head_size) for s in kv.streams}
-    found = (
-        {stream: (a.shape[0], *a.shape[2:]) for stream, a in given.items()} if hasattr(given, "items") else {}
-    )
+    shapes = {p: (kv.layers, *s.part_shape(p, kv.block)) for s in kv.streams for p in s.parts}
+    found = {part: (a.shape[0], *a.shape[2:]) for part, a in given.items()} if hasattr(given, "items") else {}
     if shapes != found:
         raise InterpretError(
-            f"input %{name} is no state of {kv}: an array [layers, blocks, block, heads, size] each"
+            f"input %{name} is no state of {kv}: an array [layers, blocks, *the part's shape] each"
         )
 
 
@@ -171,7 +169,8 @@ class _Machine:
     def _results(self, op: Op, attrs: Mapping[str, Any]) -> list[Any]:
         args = tuple(self._argument(a) for a in op.args)
         with _shown(op):
-            results = OPS[op.kind].reference(RefCall(op.kind, args, attrs, self._float))
+            types = tuple(a.type if isinstance(a, Value | Weight) else a for a in op.args)
+            results = OPS[op.kind].reference(RefCall(op.kind, args, attrs, self._float, types))
             return [self._checked(result, out.type) for out, result in zip(op.outs, results, strict=True)]
 
     def _call(self, op: Op, attrs: Mapping[str, Any]) -> Key:
@@ -188,7 +187,8 @@ class _Machine:
         """A value in the type that it is kept in: f32 may be kept wide."""
         if isinstance(type, Tensor):
             return np.asarray(given, dtype=self._kept(type.dtype))
-        return {s.name: np.asarray(given[s.name], dtype=self._kept(s.dtype)) for s in type.streams}
+        parts = {part: s.part_dtype(part) for s in type.streams for part in s.parts}
+        return {part: np.asarray(given[part], dtype=self._kept(dtype)) for part, dtype in parts.items()}
 
     def _kept(self, dtype: DType) -> Any:
         return self._float if dtype is DType.F32 else dtype.numpy
@@ -234,8 +234,13 @@ class _Machine:
 
 
 def empty_kv(kv: KV, num_blocks: int) -> KVState:
-    """A KV state whose every slot is poisoned with NaN."""
+    """A KV state whose every slot is poisoned: with NaN, and with the largest codes of integers."""
     return {
-        s.name: np.full((kv.layers, num_blocks, kv.block, s.heads, s.head_size), np.nan, s.dtype.numpy)
+        part: _poisoned((kv.layers, num_blocks, *s.part_shape(part, kv.block)), s.part_dtype(part))
         for s in kv.streams
+        for part in s.parts
     }
+
+
+def _poisoned(shape: tuple[int, ...], dtype: DType) -> Array:
+    return np.full(shape, (1 << dtype.bits - 1) - 1 if dtype.is_integer else np.nan, dtype.numpy)

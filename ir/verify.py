@@ -12,7 +12,7 @@ from ir.ops import OPS, InferError
 from ir.ops.base import is_size
 from ir.text.expressions import CALLS
 from ir.text.printer import print_arg, print_graph, print_op, print_type
-from ir.types import KV, Type
+from ir.types import CHANNEL, KV, TOKEN, DType, Type
 
 CONTEXT_LINES = 3
 MAX_LINE = 2000  # of a message
@@ -176,4 +176,10 @@ def _why_not_state(kv: KV) -> str:
     sizes = [kv.layers, kv.block, *(n for s in kv.streams for n in (s.heads, s.head_size))]
     if min(sizes) < 1 or kv.window == 0:
         return "layers, block, window, heads and head sizes are at least 1"
+    if kv.tail and (kv.window is not None or any(s.is_quantized for s in kv.streams)):
+        return "a tail has no window, and streams that are not quantised"
+    if any(s.per not in (TOKEN, CHANNEL) or (s.per == CHANNEL and not s.has_minimum) for s in kv.streams):
+        return "scales are per token or, of u4 and u2 alone, per channel"
+    if any(not s.dtype.is_float and not s.is_quantized or s.dtype is DType.U8 for s in kv.streams):
+        return "streams are of float types or of i8, f8e4m3, u4 and u2"
     return ""

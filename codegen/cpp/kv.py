@@ -8,6 +8,7 @@ from codegen.cpp.context import Context, dtype_of, refuse, shape_of
 from codegen.cpp.spelling import call, ctype, literal
 from codegen.kv_block import BLOCKS, block_bytes, keys_in_lanes, stream_offsets
 from ir.graph import Op, Value
+from ir.ops.attention import FIRST_TABLE
 from ir.types import KV, DType
 from passes.match import attribute, operand
 
@@ -38,7 +39,7 @@ def kv_write(ctx: Context, op: Op) -> list[str]:
 def paged_attention(ctx: Context, op: Op) -> list[str]:
     q, state = cast(Value, op.args[0]), cast(Value, op.args[1])
     sinks, slopes = operand(op, 5), operand(op, 6)
-    tables = op.args[7:]
+    tables = op.args[FIRST_TABLE:]
     cache, group = cast(KV, state.type), ctx.kv_group[state.name]
     if dtype_of(op.out) not in (DType.F32, DType.BF16):
         raise refuse(op, f"a result of {dtype_of(op.out)}; there are f32 and bf16")

@@ -21,13 +21,14 @@ from typing import Any, cast
 
 from codegen.kv_block import block_bytes, stream_offsets
 from codegen.triton.attention_tiles import COMBINED_ROWS, AttentionTile, attention_tiles
-from codegen.triton.context import FLOATS, TYPES, Context, dtype_of, literal, refuse, shape_of
+from codegen.triton.context import FLOATS, POINTERS, TYPES, Context, dtype_of, literal, refuse, shape_of
 from codegen.triton.launch import Arg, Case, Expr, Launch, cdiv, expression
 from codegen.triton.masks import Mask
 from codegen.triton.render import render
 from codegen.triton.schedule import power_of_two
 from ir.dims import Dim
 from ir.graph import Op, Value, Weight
+from ir.ops.attention import FIRST_TABLE
 from ir.types import KV, Stream
 from passes.match import attribute
 from passes.memory.sizes import SPLITS, decode_rows
@@ -72,7 +73,7 @@ class Attention:
 
     @cached_property
     def tables(self) -> list[Value | Weight]:
-        return [cast("Value | Weight", a) for a in self.op.args[7:]]
+        return [cast("Value | Weight", a) for a in self.op.args[FIRST_TABLE:]]
 
     @cached_property
     def mask(self) -> Mask:
@@ -217,8 +218,8 @@ class Attention:
         k, v = (layer_bytes * op.attr("layer") + offset for offset in offsets[:2])
         found = {
             "q": self.ctx.pointer(cast(Value, op.args[0])),
-            "k_pool": self.ctx.cache(state, k),
-            "v_pool": self.ctx.cache(state, v, 1),
+            "k_pool": self.ctx.cache(state, k, POINTERS[self.kv.streams[0].dtype]),
+            "v_pool": self.ctx.cache(state, v, POINTERS[self.kv.streams[1].dtype]),
             "table": self.ctx.pointer(table),
             "lens": self.ctx.pointer(lens),
             "starts": self.ctx.pointer(starts),

@@ -1,10 +1,18 @@
 """The op table: every op kind, declared once."""
 
-from ir.ops import attention, linear, pointwise, reduce, shape
+from ir.ops import attention, linear, pointwise, quantize, reduce, shape
 from ir.ops.base import ANNOTATIONS, REQUIRED, Call, InferError, OpDef, RefCall
 
 OPS: dict[str, OpDef] = {
-    op.kind: op for op in (*pointwise.OPS, *shape.OPS, *reduce.OPS, *linear.OPS, *attention.OPS)
+    op.kind: op
+    for op in (
+        *pointwise.OPS,
+        *shape.OPS,
+        *reduce.OPS,
+        *linear.OPS,
+        *quantize.OPS,
+        *attention.OPS,
+    )  # fmt: skip
 }
 
 __all__ = ["ANNOTATIONS", "OPS", "REQUIRED", "Call", "InferError", "OpDef", "RefCall"]

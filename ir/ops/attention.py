@@ -11,8 +11,11 @@ import numpy as np
 
 from ir.dims import Dim, normalize
 from ir.ops.base import REQUIRED, Array, Call, OpDef, RefCall, broadcast
+from ir.ops.kv_codes import decode, encode
 from ir.predicates import evaluate_grid, why_not
-from ir.types import KV, DType, Tensor, Type
+from ir.types import KV, DType, Stream, Tensor, Type
+
+TAIL, FIRST_TABLE = 7, 9  # operands of paged_attention: the tail, then its table; the first mask table
 
 
 def _check_heads(call: Call, heads: Dim, kv_heads: Dim) -> None:
@@ -77,6 +80,8 @@ def _check_layer(call: Call, kv: KV) -> None:
 def _kv_write(call: Call) -> tuple[Type, ...]:
     kv = call.kv(0)
     _check_layer(call, kv)
+    if kv.needs_tail:
+        call.fail("scales of this state span a block: write to its tail, then kv_seal")
     if len(call.types) != len(kv.streams) + 2:
         call.fail(f"takes the state, {len(kv.streams)} streams and the slots; got {len(call.types)} operands")
     slots = call.tensor(len(call.types) - 1)
@@ -84,8 +89,30 @@ def _kv_write(call: Call) -> tuple[Type, ...]:
         call.fail("slots must be a vector of integers")
     for index, stream in enumerate(kv.streams, 1):
         x, shape = call.tensor(index), (*slots.shape, stream.heads, stream.head_size)
-        if x.shape != shape or x.dtype.is_float != stream.dtype.is_float:
+        if x.shape != shape or not x.dtype.is_float:
             call.fail(f"{x.dtype}{list(x.shape)} does not fit stream {stream.name}")
+    return (kv,)
+
+
+def _check_tail(call: Call, kv: KV, tail: KV, table: Tensor, tail_table: Tensor) -> None:
+    """The tail keeps what the state does, in blocks of as many tokens, but not quantised."""
+    same = (kv.layers, kv.block, [(s.name, s.heads, s.head_size) for s in kv.streams])
+    if (
+        not tail.tail
+        or (tail.layers, tail.block, [(s.name, s.heads, s.head_size) for s in tail.streams]) != same
+    ):
+        call.fail("the tail must have lifetime tail, and the state's layers, block and streams")
+    if not tail_table.dtype.is_integer or tail_table.rank != 2 or tail_table.shape[0] != table.shape[0]:
+        call.fail(f"the tail's table is {list(tail_table.shape)}, not [{table.shape[0]},M]")
+
+
+def _kv_seal(call: Call) -> tuple[Type, ...]:
+    kv, tail = call.kv(0), call.kv(1)
+    _check_layer(call, kv)
+    _check_tables(call, call.tensor(2), call.tensor(4), call.tensor(5))
+    _check_tail(call, kv, tail, call.tensor(2), call.tensor(3))
+    if not kv.needs_tail:
+        call.fail("no scale of this state spans a block: kv_write is enough")
     return (kv,)
 
 
@@ -101,7 +128,11 @@ def _paged_attention(call: Call) -> tuple[Type, ...]:
     _check_heads(call, q.shape[1], key.heads)
     _check_per_head(call, 5, q.shape[1])
     _check_per_head(call, 6, q.shape[1])
-    _check_predicate(call, 7)
+    if (len(call.types) > TAIL and call.types[TAIL] is not None) != kv.needs_tail:
+        call.fail("a state whose scales span a block is read with its tail, and no other")
+    if kv.needs_tail:
+        _check_tail(call, kv, call.kv(TAIL), call.tensor(2), call.tensor(TAIL + 1))
+    _check_predicate(call, FIRST_TABLE)
     _check_scores(call)
     return (Tensor(call.float_dtype(q.dtype), (q.shape[0], q.shape[1], value.head_size)),)
 
@@ -177,36 +208,86 @@ def _attention_reference(call: RefCall) -> tuple[Array]:
 
 
 def _kv_write_reference(call: RefCall) -> tuple[dict[str, Array]]:
+    """Each stream's elements as its codes, at the tokens' slots."""
     state, fresh, slots = call.args[0], call.args[1:-1], call.args[-1]
     written = {name: array.copy() for name, array in state.items()}
-    for array, x in zip(written.values(), fresh, strict=True):
-        flat = array[call.attrs["layer"]].reshape(-1, *array.shape[3:])
-        if np.size(slots) and not (0 <= np.min(slots) and np.max(slots) < len(flat)):
-            raise IndexError(f"slots {np.min(slots)}..{np.max(slots)} leave a cache of {len(flat)} slots")
-        flat[slots] = x
+    kv = cast(KV, call.types[0])
+    for stream, x in zip(kv.streams, fresh, strict=True):
+        for part, codes in encode(np.asarray(x), stream).items():
+            layer = written[part][call.attrs["layer"]]
+            flat = layer.reshape(-1, *layer.shape[2:])
+            if np.size(slots) and not (0 <= np.min(slots) and np.max(slots) < len(flat)):
+                raise IndexError(f"slots {np.min(slots)}..{np.max(slots)} leave a cache of {len(flat)} slots")
+            flat[slots] = codes
     return (written,)
 
 
+def _kv_seal_reference(call: RefCall) -> tuple[dict[str, Array]]:
+    state, tail, table, tail_table, lens, starts = call.args
+    kv, layer = cast(KV, call.types[0]), call.attrs["layer"]
+    sealed = {name: array.copy() for name, array in state.items()}
+    for r, total in enumerate(lens):
+        before = total - (starts[r + 1] - starts[r])
+        for i in range(before // kv.block, total // kv.block):
+            for stream in kv.streams:
+                exact = np.asarray(tail[stream.name][layer, tail_table[r, i]], call.float_type)
+                for part, codes in encode(exact, stream).items():
+                    sealed[part][layer, table[r, i]] = codes
+    return (sealed,)
+
+
+def _read(state: dict[str, Array], stream: Stream, layer: int, blocks: Any, dtype: Any) -> Array:
+    """A request's keys or values, as the cache decodes to them: [heads, tokens, head_size]."""
+    parts = {part: state[part][layer][blocks] for part in stream.parts}
+    x = decode(parts, stream, dtype)
+    return x.reshape(-1, *x.shape[2:]).transpose(1, 0, 2)
+
+
+def _spans(kv: KV, begin: int, end: int) -> list[tuple[int, int]]:
+    """Query positions begin..end in parts that read the same cache: with a tail those of one block do."""
+    if not kv.needs_tail:
+        return [(begin, end)] if begin < end else []
+    edges = range(begin // kv.block * kv.block, end, kv.block)
+    return [(max(begin, edge), min(end, edge + kv.block)) for edge in edges]
+
+
+def _cached(call: RefCall, request: int, end: int) -> list[Array]:
+    """A request's keys and values up to the query at end - 1; a tail has its own block's."""
+    state, table, tail, tail_table = call.args[1], call.args[2], call.arg(TAIL), call.arg(TAIL + 1)
+    kv, layer, dtype = cast(KV, call.types[1]), call.attrs["layer"], call.args[0].dtype
+    blocks = table[request, : -(-end // kv.block)]
+    found = [_read(state, s, layer, blocks, dtype)[:, :end] for s in kv.streams[:2]]
+    if kv.needs_tail:
+        own = (end - 1) // kv.block
+        for array, stream in zip(found, cast(KV, call.types[TAIL]).streams, strict=False):
+            exact = _read(tail, stream, layer, tail_table[request, [own]], dtype)
+            array[:, own * kv.block :] = exact[:, : end - own * kv.block]
+    return found
+
+
 def _paged_attention_reference(call: RefCall) -> tuple[Array]:
-    q, state, table, lens, starts, sinks, slopes = (call.arg(i) for i in range(7))
-    k_all, v_all = (array[call.attrs["layer"]] for array in list(state.values())[:2])  # [blocks, block, G, D]
-    out = np.empty((q.shape[0], q.shape[1], v_all.shape[-1]), q.dtype)
+    q, lens, starts, sinks, slopes = (call.arg(i) for i in (0, 3, 4, 5, 6))
+    kv, scores = cast(KV, call.types[1]), (call.attrs["scale"], call.attrs["softcap"])
+    out = np.empty((q.shape[0], q.shape[1], kv.streams[1].head_size), q.dtype)
     for r, total in enumerate(lens):
         first, last = starts[r], starts[r + 1]
         if not 0 <= last - first <= total:
             raise ValueError(f"request {r} has {last - first} tokens in the step but {total} in the cache")
-        blocks = table[r, : -(-total // k_all.shape[1])]
-        k, v = (a[blocks].reshape(-1, *a.shape[2:])[:total].transpose(1, 0, 2) for a in (k_all, v_all))
-        positions = _positions(total - (last - first), total)
-        keep = _mask_of(call, positions, _positions(0, total), call.args[7:])
-        bias = _slope_bias(slopes, positions, _positions(0, total))
-        rows = q[first:last].transpose(1, 0, 2)
-        out[first:last] = attend(rows, k, v, keep, bias, sinks, call.attrs["scale"], call.attrs["softcap"])
+        for low, high in _spans(kv, total - (last - first), total):
+            k, v = _cached(call, r, high)
+            positions, keys = _positions(low, high), _positions(0, high)
+            keep = _mask_of(call, positions, keys, call.args[FIRST_TABLE:])
+            rows = slice(last - total + low, last - total + high)
+            bias = _slope_bias(slopes, positions, keys)
+            out[rows] = attend(q[rows].transpose(1, 0, 2), k, v, keep, bias, sinks, *scores)
     return (out,)
 
 
 _ATTENTION = ("q", "k", "v", "mask?", "sinks?", "slopes?", "tables*")
-_PAGED = ("q", "kv", "table", "lens", "starts", "sinks?", "slopes?", "tables*")
+_PAGED = (
+    "q", "kv", "table", "lens", "starts", "sinks?", "slopes?", "tail?", "tail_table?", "tables*",
+)  # fmt: skip
+_SEAL = ("kv", "tail", "table", "tail_table", "lens", "starts")
 _SCORES = {"scale": REQUIRED, "mask": None, "softcap": 0.0}
 _PAGED_SCORES = {"layer": REQUIRED, "scale": REQUIRED, "mask": REQUIRED, "softcap": 0.0, "dtype": None}
 
@@ -214,6 +295,10 @@ OPS: tuple[OpDef, ...] = (
     OpDef("attention", _ATTENTION, _attention, _attention_reference, _SCORES, sequence_aware=True),
     OpDef(
         "kv_write", ("kv", "x*"), _kv_write, _kv_write_reference, {"layer": REQUIRED}, sequence_aware=True,
+        rollback="truncate",
+    ),
+    OpDef(
+        "kv_seal", _SEAL, _kv_seal, _kv_seal_reference, {"layer": REQUIRED}, sequence_aware=True,
         rollback="truncate",
     ),
     OpDef(

@@ -137,13 +137,15 @@ class RefCall:
     """What a reference sees: concrete operands, attributes with sizes filled in, the float type to use.
 
     The interpreter has widened f16 and bf16 operands to that type, and rounds the results to theirs. A KV
-    operand is a dict from stream name to an array [layers, blocks, block, heads, head_size].
+    operand is a dict from stream name to an array [layers, blocks, block, heads, head_size], and from
+    the names of a quantised stream's other parts to theirs (Stream.parts).
     """
 
     kind: str
     args: tuple[Any, ...]
     attrs: Mapping[str, Attr]
     float_type: type[np.floating[Any]]
+    types: tuple[ArgType, ...] = ()  # of the operands, where what calls knows them
 
     def arg(self, index: int) -> Any:
         return self.args[index] if index < len(self.args) else None
@@ -213,16 +215,18 @@ class OpDef:
         return self.infer(Call(self.kind, types, self.complete(attrs)))
 
     def _check_operand(self, index: int, given: ArgType) -> None:
-        """A state stands where the op takes `kv` and nowhere else; only `?` operands may be absent."""
+        """A state stands where the op takes one and nowhere else; only `?` operands may be absent."""
         name = self.operands[min(index, len(self.operands) - 1)]
         if given is None and not name.endswith("?"):
             raise InferError(f"{self.kind}: operand {index} ({name}) is required")
-        if given is not None and isinstance(given, KV) != (name == "kv"):
-            wanted = "a kv state" if name == "kv" else "a tensor"
+        takes_state = name.rstrip("?") in STATE_OPERANDS
+        if given is not None and isinstance(given, KV) != takes_state:
+            wanted = "a kv state" if takes_state else "a tensor"
             raise InferError(f"{self.kind}: operand {index} ({name}) must be {wanted}, not {given!r}")
 
 
 ANNOTATIONS = frozenset({"group", "at"})
+STATE_OPERANDS = frozenset({"kv", "tail"})  # names of operands that are KV states
 
 
 def broadcast(call: Call, shapes: Sequence[tuple[Dim, ...]]) -> tuple[Dim, ...]:

@@ -37,9 +37,15 @@ def _check_floats(call: Call) -> None:
 
 
 def _linear(call: Call) -> tuple[Type, ...]:
-    x, w, bias, residual = call.tensor(0), call.tensor(1), call.optional(2), call.optional(3)
-    gated, activation = call.flag("gated"), call.attrs["activation"]
     _check_floats(call)
+    return linear_shape(call, call.tensor(0), call.tensor(1), call.optional(2), call.optional(3))
+
+
+def linear_shape(
+    call: Call, x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None
+) -> tuple[Type, ...]:
+    """The result of a linear whose matrix is [N,K], with the epilogue that its attributes describe."""
+    gated, activation = call.flag("gated"), call.attrs["activation"]
     if w.rank != 2 or x.rank < 1 or x.shape[-1] != w.shape[1]:
         call.fail(f"x {list(x.shape)} and w {list(w.shape)} do not fit: w is [N,K]")
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
@@ -86,7 +92,8 @@ def _embed_reference(call: RefCall) -> tuple[Array]:
     return (gather(call.args[1], call.args[0], 0),)
 
 
-def _linear_reference(call: RefCall) -> tuple[Array]:
+def linear_reference(call: RefCall) -> tuple[Array]:
+    """Of x, w and, where given, bias and residual."""
     x, w, bias, residual = call.args[0], call.args[1], call.arg(2), call.arg(3)
     y = x @ np.asarray(w, dtype=x.dtype).T
     if bias is not None:
@@ -144,7 +151,7 @@ _NORM = {"eps": REQUIRED, "rank": 1, "dtype": None}
 OPS: tuple[OpDef, ...] = (
     OpDef("embed", ("ids", "w"), _embed, _embed_reference, {"dtype": None}),
     OpDef("matmul", ("x", "y"), _matmul, lambda c: (np.matmul(c.args[0], c.args[1]),)),
-    OpDef("linear", ("x", "w", "b?", "residual?"), _linear, _linear_reference, _LINEAR),
+    OpDef("linear", ("x", "w", "b?", "residual?"), _linear, linear_reference, _LINEAR),
     OpDef("rms_norm", ("x", "w?"), _norm, _rms_norm_reference, _NORM),
     OpDef("layer_norm", ("x", "w?", "b?"), _norm, _layer_norm_reference, _NORM),
     OpDef("rope", ("x", "cos", "sin"), _rope, _rope_reference, {"interleaved": False, "offset": 0}),

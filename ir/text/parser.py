@@ -12,7 +12,7 @@ from ir.ops.base import ELEMENT_TYPES
 from ir.text.cursor import MAX_INT, unquote
 from ir.text.grammar import ExpressionParser
 from ir.text.lexer import ParseError, Token
-from ir.types import KV, DType, Stream, Tensor, Type
+from ir.types import CHANNEL, KV, TOKEN, DType, Stream, Tensor, Type
 
 
 def parse(text: str) -> Graph:
@@ -142,8 +142,8 @@ class _Parser(ExpressionParser):
         return found
 
     def _kv(self) -> KV:
-        window = None
-        if not self.accept("full"):
+        window, tail = None, self.accept("tail")
+        if not tail and not self.accept("full"):
             self.expect("window")
             window = self.integer()
         self.expect(":")
@@ -154,16 +154,19 @@ class _Parser(ExpressionParser):
         self.expect("layers")
         layers = self.integer()
         self.expect("]")
-        return KV(streams, layers, block, window)
+        return KV(streams, layers, block, window, bool(tail))
 
     def _stream(self) -> Stream:
-        name, dtype = self.take("name").text, _element_type(self.take("name"))
+        name, dtype, per = self.take("name").text, _element_type(self.take("name")), TOKEN
+        if self.accept("per"):
+            self.expect(CHANNEL)
+            per = CHANNEL
         self.expect("[")
         heads = self.integer()
         self.expect(",")
         size = self.integer()
         self.expect("]")
-        return Stream(name, dtype, heads, size)
+        return Stream(name, dtype, heads, size, per)
 
     # --- attributes
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 from ir.dims import Bounds
 from ir.graph import Arg, Graph, Op, Scalar, Value
 from ir.text.expressions import expression
-from ir.types import KV, Tensor, Type
+from ir.types import KV, TOKEN, Stream, Tensor, Type
 
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]*")
 LOC_COLUMN = 100
@@ -54,8 +54,29 @@ def print_type(type: Type) -> str:
 
 def _print_kv(kv: KV) -> str:
     lifetime = "full" if kv.window is None else f"window {kv.window}"
-    streams = ", ".join(f"{s.name} {s.dtype}[{s.heads},{s.head_size}]" for s in kv.streams)
+    lifetime = "tail" if kv.tail else lifetime
+    streams = ", ".join(f"{s.name} {_format(s)}[{s.heads},{s.head_size}]" for s in kv.streams)
     return f"kv[{lifetime}: {streams}; block {kv.block}; layers {kv.layers}]"
+
+
+def _format(stream: Stream) -> str:
+    return str(stream.dtype) if stream.per == TOKEN else f"{stream.dtype} per {stream.per}"
+
+
+def _format(stream: Stream) -> str:
+    return str(stream.dtype) if stream.per == TOKEN else f"{stream.dtype} per {stream.per}"
+
+
+def _format(stream: Stream) -> str:
+    return str(stream.dtype) if stream.per == TOKEN else f"{stream.dtype} per {stream.per}"
+
+
+def _format(stream: Stream) -> str:
+    return str(stream.dtype) if stream.per == TOKEN else f"{stream.dtype} per {stream.per}"
+
+
+def _format(stream: Stream) -> str:
+    return str(stream.dtype) if stream.per == TOKEN else f"{stream.dtype} per {stream.per}"
 
 
 def print_attr(value: Any) -> str:

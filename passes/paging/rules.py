@@ -173,7 +173,10 @@ def _attention(low: Lowering, op: Op) -> None:
     slot = low.groups.place(low.builder, op, k, v)
     operands: list[Arg] = [q, slot.state, slot.table, low.lens, low.starts]
     attrs = {n: op.attrs[n] for n in ("scale", "mask", "softcap") if n in op.attrs}
-    rest = [low.new(a) for a in op.args[4:]]
+    sinks, slopes, *tables = (*(low.new(a) for a in op.args[4:]), None, None)[: max(2, len(op.args) - 4)]
+    rest = [sinks, slopes, None, None, *tables]  # no tail
+    while rest and rest[-1] is None:
+        rest.pop()
     low.place(op, low.emit(op, "paged_attention", *operands, *rest, layer=slot.layer, **attrs))
 
 

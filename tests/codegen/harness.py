@@ -218,7 +218,7 @@ class Model:
             layers = []
             for layer in range(kv.layers):
                 start = layer * layer_bytes + offset
-                part = raw[:, start : start + s.bytes_per_token * kv.block].copy().view(s.dtype.numpy)
+                part = raw[:, start : start + s.bytes_per_block(kv.block)].copy().view(s.dtype.numpy)
                 if keys_in_lanes(kv, index):
                     part = part.reshape(blocks, s.heads, s.head_size, kv.block).transpose(0, 3, 1, 2)
                 else:

@@ -127,7 +127,7 @@ def step_graph(mask: str, options: str) -> Any:
     written = b.op("kv_write", kv, k, v, slots, layer=1)
     softcap = 0.7 if "softcap" in options else 0.0
     out = b.op(
-        "paged_attention", q, written, table, lens, starts, sinks, slopes, *tables,
+        "paged_attention", q, written, table, lens, starts, sinks, slopes, None, None, *tables,
         layer=1, scale=0.6, mask=MASKS[mask][0], softcap=softcap,
     )  # fmt: skip
     return b.graph([out, written])
