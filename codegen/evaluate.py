@@ -120,4 +120,13 @@ def _reshape_rows(ev: Evaluator, op: Op, index: int, lo: int, hi: int) -> Array 
     return ev.rows(op.args[0], lo, hi).reshape(hi - lo, *shape[1:])
 
 
-_ROW_RULES = {"concat": _concat_rows, "slice": _slice_rows, "split": _split_rows, "reshape": _reshape_rows}
+def _each_row(ev: Evaluator, op: Op, index: int, lo: int, hi: int) -> Array | None:
+    """Of ops that work on each row of all operands alone."""
+    args = [ev.rows(a, lo, hi) if isinstance(a, Weight | Value) else _plain(a) for a in op.args]
+    return apply(op, args, {})[index]
+
+
+_ROW_RULES = {
+    "dequantize": _each_row, "quantize_weight": _each_row,
+    "concat": _concat_rows, "slice": _slice_rows, "split": _split_rows, "reshape": _reshape_rows,
+}  # fmt: skip

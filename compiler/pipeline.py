@@ -18,6 +18,7 @@ from passes.dce import Dce
 from passes.fold_constants import FoldConstants
 from passes.fuse_attention import FuseAttention
 from passes.fuse_casts import FuseCasts
+from passes.fuse_dequant import FuseDequant
 from passes.fuse_epilogue import FuseEpilogue
 from passes.fuse_norm import FuseNorm
 from passes.fuse_rope import FuseRope
@@ -26,19 +27,27 @@ from passes.merge_linears import MergeLinears
 from passes.narrow_activations import NarrowActivations
 from passes.page_kv import PageKv
 from passes.plan_memory import PlanMemory
+from passes.quantize_activations import QuantizeActivations
+from passes.quantize_weights import QuantizeWeights
 from passes.select_rows import SelectRows
 
 Reader = Callable[[str], Any]
 
 
 def pipeline(
-    dtype: str = "f32", block: int = 16, read: Reader | None = None, devices: Iterable[str] = ("cpu",)
+    dtype: str = "f32",
+    block: int = 16,
+    read: Reader | None = None,
+    devices: Iterable[str] = ("cpu",),
+    weights: QuantizeWeights | None = None,
+    activations: QuantizeActivations | None = None,
 ) -> tuple[Pass, ...]:
     """The passes in order.
 
     dtype: element type of linears' factors and of the KV cache. block: tokens in a KV block.
     read: finds a weight's array by name, where a proof needs to see it (mask tables).
     devices: the kinds that memory is planned for, one after the other; all else of the graph is the same.
+    weights, activations: how they are quantised, if they are.
     """
     return (
         Canonicalize(),
@@ -55,11 +64,14 @@ def pipeline(
         PageKv(dtype=dtype, block=block),
         SelectRows(),
         Canonicalize(),
+        weights or QuantizeWeights(),
+        activations or QuantizeActivations(),
         ConvertWeights(dtype=dtype),
         NarrowActivations(dtype=dtype),
         FuseEpilogue(),
         FoldConstants(),
         Cse(),
+        FuseDequant(),
         FuseCasts(),
         Dce(),
         GroupPointwise(),

@@ -73,6 +73,9 @@ class _Converter:
 
     def other_op(self, op: Op) -> None:
         """In f32; where an op cannot be computed so (it is on 16-bit activations), with the types it had."""
+        if op.kind == "dequantize":  # scales stay as narrow as they are stored
+            self.build.ops.append(op.reading(self.now))
+            return
         args = tuple(self.wide(a) for a in op.args)
         constant = op.outs[0].name in self.constants
         types = self.types(op, args)

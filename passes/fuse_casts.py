@@ -16,7 +16,13 @@ from ir.types import DType
 from passes.base import Pass, Result
 from passes.match import dtype
 
-_MAKERS = ("linear", "rms_norm", "layer_norm", "paged_attention")  # their result may be of another float type
+_MAKERS = (
+    "linear",
+    "qlinear",
+    "rms_norm",
+    "layer_norm",
+    "paged_attention",
+)  # their result may be of another float type
 _MOVES = ("reshape", "take_rows")
 
 

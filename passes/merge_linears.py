@@ -16,6 +16,7 @@ from ir.graph import Arg, Graph, Op, Value
 from ir.rewrite import Miss, count_uses
 from passes.base import Pass, Result
 from passes.match import ACTIVATION_KINDS, attribute, dtype, last_axis, operand, shape
+from passes.rows_of import code_format
 
 Group = tuple[Op, ...]
 
@@ -32,9 +33,8 @@ class MergeLinears(Pass):
 
 def _groups(graph: Graph, misses: list[Miss]) -> list[Group]:
     users = graph.users()
-    constants = graph.constants()
     found: list[Group] = []
-    for candidates in _by_input(graph, constants).values():
+    for candidates in _by_input(graph).values():
         pairs = _gated_pairs(candidates, graph, users)
         paired = {op.out.name for pair in pairs for op in pair}
         rest = [op for op in candidates if op.out.name not in paired and _is_free(op, users, misses)]
@@ -42,16 +42,18 @@ def _groups(graph: Graph, misses: list[Miss]) -> list[Group]:
     return found
 
 
-def _by_input(graph: Graph, constants: frozenset[str]) -> dict[Any, list[Op]]:
-    """Plain linears with constant operands, by what they read and the element types of weight and result."""
+def _by_input(graph: Graph) -> dict[Any, list[Op]]:
+    """Plain linears with constant operands, by what they read and the formats of weight and result."""
     found: dict[Any, list[Op]] = {}
+    constants, makers = graph.constants(), graph.producers()
     for op in graph.ops:
         if op.kind != "linear" or operand(op, 3) is not None or attribute(op, "gated"):
             continue
         weights = [a for a in op.args[1:] if isinstance(a, Value)]
         if attribute(op, "activation") != "none" or any(w.name not in constants for w in weights):
             continue
-        found.setdefault((op.args[0], dtype(op.args[1]), dtype(op.out)), []).append(op)
+        kinds = dtype(op.args[1]), code_format(makers, op.args[1]), dtype(op.out)
+        found.setdefault((op.args[0], *kinds), []).append(op)
     return found
 
 

@@ -27,7 +27,7 @@ def test_every_op_is_there_and_no_other() -> None:
 @pytest.mark.parametrize("kind", OPS)
 def test_attributes_and_defaults(kind: str) -> None:
     text = rows()[kind][1]
-    written = dict(re.findall(r'\b([a-z]+)(=(?:[\w.]+|"\w*")?|)(?=[, (]|$)', re.sub(r"\([^)]*\)", "", text)))
+    written = dict(re.findall(r'\b([a-z_]+)(=(?:[\w.]+|"\w*")?|)(?=[, (]|$)', re.sub(r"\([^)]*\)", "", text)))
     defaults = {
         name: "" if value is REQUIRED else f"={'' if value is None else print_attr(value)}"
         for name, value in OPS[kind].attrs.items()
