@@ -1,14 +1,28 @@
-"""How a block of a KV group lies in memory: layer after layer, and in a layer stream after stream.
+"""How a block of a KV group lies in memory: layer after layer, in a layer stream after stream.
 
-docs/artifact.md describes it; the runtime only needs a block's bytes.
+A stream's codes come first, then its scales, then its minima. docs/artifact.md describes it; the runtime only
+needs a block's bytes.
 """
 
 from __future__ import annotations
 
-from ir.types import KV
+from dataclasses import dataclass
+
+from ir.types import CHANNEL, KV, Stream
 
 ALIGNMENT_BYTES = 64
 BLOCKS = (8, 16, 32, 64)  # tokens of a block: the sizes that have kernels
+STRIP = 16  # codes that are packed together
+SCALE_BYTES = 2
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a stream lies: bytes from a block's start. Of an array that it lacks, where it ends."""
+
+    codes: int
+    scales: int
+    minima: int
 
 
 def block_bytes(kv: KV) -> int:
@@ -24,6 +38,26 @@ def stream_offsets(kv: KV) -> tuple[list[int], int]:
         offsets.append(end)
         end += stream.bytes_per_block(kv.block)
     return offsets, end
+
+
+def stream_places(kv: KV, layer: int) -> list[Place]:
+    """Of each stream of a layer."""
+    offsets, layer_bytes = stream_offsets(kv)
+    found: list[Place] = []
+    for index, stream in enumerate(kv.streams):
+        codes = layer * layer_bytes + offsets[index]
+        scales = codes + code_bytes(stream, kv.block, keys_in_lanes(kv, index))
+        per_array = SCALE_BYTES * stream.heads * (stream.head_size if stream.per == CHANNEL else kv.block)
+        found.append(Place(codes, scales, scales + per_array if stream.is_quantized else scales))
+    return found
+
+
+def code_bytes(stream: Stream, block: int, keys: bool) -> int:
+    """Bytes of a stream's elements in a layer of a block; packed ones are filled up to whole strips."""
+    size = stream.head_size
+    if stream.dtype.bits < 8 and not keys:
+        size = -(-size // STRIP) * STRIP
+    return stream.heads * size * block * stream.dtype.bits // 8
 
 
 def keys_in_lanes(kv: KV, index: int) -> bool:

@@ -18,7 +18,7 @@ from passes.group_pointwise import groupable
 from passes.memory.schedule import Kernel
 from passes.memory.sizes import PARTIALS, scratch_bytes
 
-HEADERS = ("attention.h", "epilogue.h", "linear.h", "pointwise.h", "rows.h")
+HEADERS = ("attention.h", "epilogue.h", "kv_write.h", "linear.h", "pointwise.h", "rows.h")
 SHARING = ("linear", "paged_attention")  # kernels whose threads draw their work from a counter
 
 

@@ -35,6 +35,7 @@ KERNELS: dict[str, Printer] = {
     "layer_norm": rows.norm,
     "rope": rows.rope,
     "kv_write": kv.kv_write,
+    "kv_seal": kv.kv_seal,
     "paged_attention": kv.paged_attention,
     "take_rows": moves.take_rows,
     "take": moves.take_rows,

@@ -1,4 +1,4 @@
-// Kernels that treat each row (token) by itself: embedding, norms, rotary embedding, gathers, writes into the KV cache.
+// Kernels that treat each row (token) by itself: embedding, norms, rotary embedding, gathers.
 // A value is `rows` rows, `ld` elements apart, each of contiguous elements.
 #pragma once
 #include "linear.h"
@@ -116,26 +116,6 @@ KERNEL void rope(Thread& th, const float* x, Rows in, const float* cos, const fl
         store_n(out + j, a * cv - b * sv, m);
         store_n(out + P + j, b * cv + a * sv, m);
       }
-    }
-  }
-}
-
-// One stream's rows [T, heads, size] into its slots, in blocks of BLOCK tokens. KEYS: a block is [heads, size, BLOCK],
-// else [heads, BLOCK, size].
-template <bool KEYS, int BLOCK, class T>
-KERNEL void kv_write(Thread& th, const float* x, int64_t ld, int64_t tokens, int64_t heads, int64_t size,
-                     const int32_t* slots, char* data, int64_t block_bytes, int64_t offset) {
-  for (int64_t t = th.first(tokens); t < th.last(tokens); t++) {
-    if (slots[t] < 0) continue;
-    T* block = (T*)(data + slots[t] / BLOCK * block_bytes + offset);
-    int64_t token = slots[t] % BLOCK;
-    for (int64_t h = 0; h < heads; h++) {
-      const float* row = x + t * ld + h * size;
-      if (KEYS)
-        for (int64_t d = 0; d < size; d++) convert(row[d], block + (h * size + d) * BLOCK + token);
-      else
-        for (int64_t d = 0; d < size; d += W)
-          store_n(block + (h * BLOCK + token) * size + d, load_n(row + d, size - d), size - d);
     }
   }
 }
