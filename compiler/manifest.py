@@ -58,14 +58,16 @@ def kv_groups(lowered: Graph) -> list[dict[str, Any]]:
 
 def _kv_group(kv: KV) -> dict[str, Any]:
     streams = [
-        {"name": s.name, "dtype": str(s.dtype), "heads": s.heads, "head_size": s.head_size}
+        {"name": s.name, "dtype": str(s.dtype), "per": s.per, "heads": s.heads, "head_size": s.head_size}
         for s in kv.streams
     ]
+    per_token = kv.bytes_per_token
     return {
         "layers": kv.layers,
         "window": kv.window,
+        "tail": kv.tail,
         "block": kv.block,
-        "bytes_per_token": kv.bytes_per_token,
+        "bytes_per_token": int(per_token) if per_token == int(per_token) else per_token,
         "block_bytes": block_bytes(kv),
         "streams": streams,
     }

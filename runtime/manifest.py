@@ -14,13 +14,15 @@ from typing import Any
 from runtime.errors import ArtifactError, shorten, shown
 from runtime.hashes import manifest_digest
 
-FORMAT, VERSION = "octavo", 1
+FORMAT, VERSION = "octavo", 2
+READABLE = (1, 2)  # groups of version 1 have no tails, nor streams that are quantised
 MAX_INT32 = 2**31 - 1
 MAX_JSON = 32 << 20  # bytes; what they become in memory is up to 25 times as much
 SHA256 = re.compile(r"[0-9a-f]{64}")
 TARGET_NAME = re.compile(r"[A-Za-z0-9_:.-]{1,64}")
 ARCHES = {"cuda": r"sm_[0-9]{2,3}", "hip": r"gfx[0-9a-f]{3,8}", "interpret": r".*"}  # by backend
-KV_BYTES = {"f32": 4, "bf16": 2}  # of a stream's elements
+KV_BITS = {"f32": 32, "bf16": 16, "i8": 8, "f8e4m3": 8, "u4": 4, "u2": 2}  # of a stream's elements
+KV_SCALES = {"i8": 1, "f8e4m3": 1, "u4": 2, "u2": 2}  # f16 numbers beside codes that share a scale
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,17 @@ class Model:
 class KVGroup:
     """Layers that share tables and a block pool. window: keys at or below q - window are never read.
 
-    block_bytes: of all layers, as bytes_per_token is, rounded up to 64.
+    block_bytes: of all layers, with scales, rounded up to 64; bytes_per_token is not rounded, and may be no
+    whole number where tokens share scales. tail: it holds a request's last block alone, for the group that
+    quantises that when it is full.
     """
 
     layers: int
     window: int | None
     block: int
     block_bytes: int
-    bytes_per_token: int
+    bytes_per_token: float
+    tail: bool = False
 
 
 @dataclass(frozen=True)
@@ -211,11 +216,13 @@ def parse_manifest(data: bytes) -> Manifest:
     top = Fields(raw, "manifest.json")
     if top.text("format") != FORMAT:
         raise top.bad("format", repr(FORMAT))
-    if top.integer("version") != VERSION:
+    if top.integer("version") not in READABLE:
         todo = "Load it with a matching Octavo, or compile the model again"
         found = top.integer("version")
         raise ArtifactError(
-            f"format version {found}; this runtime reads {VERSION}", where=top.where, todo=todo
+            f"format version {found}; this runtime reads {' and '.join(map(str, READABLE))}",
+            where=top.where,
+            todo=todo,
         )
     _check_digest(top)
     _check_notes(top)
@@ -278,26 +285,45 @@ def _groups(top: Fields) -> tuple[KVGroup, ...]:
     groups = tuple(_group(fields) for fields in top.objects("kv_groups", 256))
     if len({group.block for group in groups}) > 1:
         raise top.bad("kv_groups", "of one block size")
+    tailed = [
+        any(_is_per_channel(s) for s in g.objects("streams", 16)) for g in top.objects("kv_groups", 256)
+    ]
+    if sum(tailed) != sum(group.tail for group in groups):
+        raise top.bad("kv_groups", "with a tail for each group whose tokens share scales")
     return groups
 
 
 def _group(fields: Fields) -> KVGroup:
     block, layers = fields.integer("block", 1, 4096), fields.integer("layers", 1, 2**20)
-    need = layers * sum(_stream_bytes(stream) for stream in fields.objects("streams", 16))
-    if fields.integer("bytes_per_token", 1) != need:
-        raise fields.bad("bytes_per_token", f"{need}, as layers and streams say")
-    block_bytes = fields.integer("block_bytes", need * block)
+    need = layers * sum(_stream_bytes(stream, block) for stream in fields.objects("streams", 16))
+    if not need or fields.get("bytes_per_token") != need / block:
+        raise fields.bad("bytes_per_token", f"{need / block}, as layers and streams say")
+    block_bytes = fields.integer("block_bytes", need)
     if block_bytes % 64:
         raise fields.bad("block_bytes", "a multiple of 64")
-    return KVGroup(layers, fields.optional("window", 1), block, block_bytes, need)
+    tail = "tail" in fields.value and fields.boolean("tail")
+    per_token = need // block if need % block == 0 else need / block
+    return KVGroup(layers, fields.optional("window", 1), block, block_bytes, per_token, tail)
 
 
-def _stream_bytes(stream: Fields) -> int:
-    """Of a token in a layer."""
+def _stream_bytes(stream: Fields, block: int) -> int:
+    """Of a block in a layer. A head of codes that share bytes is filled up to 16 of them."""
     stream.text("name")
-    if stream.text("dtype") not in KV_BYTES:
-        raise stream.bad("dtype", f"one of {', '.join(KV_BYTES)}")
-    return stream.integer("heads", 1) * stream.integer("head_size", 1) * KV_BYTES[stream.text("dtype")]
+    dtype, heads, size = stream.text("dtype"), stream.integer("heads", 1), stream.integer("head_size", 1)
+    if dtype not in KV_BITS:
+        raise stream.bad("dtype", f"one of {', '.join(KV_BITS)}")
+    filled = size if KV_BITS[dtype] >= 8 else -(-size // 16) * 16
+    shared = size if _is_per_channel(stream) else block
+    return heads * (block * filled * KV_BITS[dtype] // 8 + KV_SCALES.get(dtype, 0) * shared * 2)
+
+
+def _is_per_channel(stream: Fields) -> bool:
+    """Whether the tokens of a block share its scales, which are one for each head and channel."""
+    if "per" not in stream.value:
+        return False
+    if stream.text("per") not in ("token", "channel"):
+        raise stream.bad("per", "token or channel")
+    return stream.text("per") == "channel"
 
 
 def _targets(fields: Fields) -> dict[str, Target]:

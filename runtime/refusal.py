@@ -8,6 +8,7 @@ import numpy as np
 
 from runtime.errors import RequestError, shown
 from runtime.kv.cache import Cache
+from runtime.kv.group import Group
 from runtime.kv.pins import Pins
 from runtime.manifest import Model
 from runtime.request import Request
@@ -108,7 +109,7 @@ def _fits(tokens: int, cache: Cache, step_tokens: int, pins: Pins, shared: int) 
     shares so many blocks in full groups."""
     return all(
         group.most_blocks(tokens, step_tokens, cache.block)
-        - (shared if group.window is None else 0)
+        - (shared if group.is_full else 0)
         + pins.blocks(group)
         <= group.num_blocks
         for group in cache.groups
@@ -125,9 +126,11 @@ def _fit_beams(
     """
     share = cache.prefix_cache and all(group.window is None for group in cache.groups)
     common = num_tokens // cache.block if share else 0
-    needs = [g.most_blocks(most, step_tokens, cache.block) for g in cache.groups]
-    return all(
-        common + beams * (need - common + 1) - (shared if group.window is None else 0)
-        <= group.num_blocks - pins.blocks(group)
-        for need, group in zip(needs, cache.groups, strict=True)
-    )
+
+    def need(group: Group) -> int:
+        if group.tail:
+            return beams + 1
+        each = group.most_blocks(most, step_tokens, cache.block) - common + 1
+        return common + beams * each - (shared if group.is_full else 0)
+
+    return all(need(group) <= group.num_blocks - pins.blocks(group) for group in cache.groups)

@@ -169,8 +169,10 @@ class Scheduler:
         return [chunk for chunk in chunks if chunk.seq.tables]  # but those whose peers took them along
 
     def _chunk(self, seq: Sequence, budget: int, rows: int) -> Chunk | None:
-        """As much of the sequence as the budgets allow; None if nothing."""
+        """As much of the sequence as the budgets and the tails allow; None if nothing."""
         count = min(budget, seq.wanted - seq.computed)
+        if count > 1:
+            count = min(count, self.cache.chunk_limit(seq, self.running))
         score = range(0)
         if seq.score and seq.scored < seq.prompt_tokens - 1:
             count = min(count, max(0, seq.scored + rows - seq.computed))

@@ -12,6 +12,7 @@ from runtime.kv.group import Group
 from runtime.limits import Limits
 from runtime.manifest import MAX_INT32, KVGroup
 
+TAIL_PERCENT = 25  # of the KV cache's bytes, at most for tails
 _SHARE = re.compile(r"\s*(\d{1,3}(?:\.\d{1,6})?)\s*%\s*")
 
 
@@ -62,20 +63,20 @@ def plan_blocks(
 ) -> list[int]:
     """Blocks per group: `blocks` of each; else as many as `num_bytes` hold, in proportion to what one request
     of the whole context needs there, and never more than max_requests such requests can use. None: that many.
+    A tail gets what requests and a step of theirs can use, of a part of the bytes, before the others.
 
     Raises ResourceError where slots would exceed 32 bits.
     """
-    needs = [Group(0, g.window).most_blocks(max_context, limits.max_step_tokens, g.block) for g in groups]
-    request_bytes = sum(need * g.block_bytes for need, g in zip(needs, groups, strict=True))
+    needs = [_need(group, limits, max_context) for group in groups]
     if blocks is not None:
-        counts = [blocks] * len(groups)
+        counts = [
+            min(blocks, _most(need, limits, g) if g.tail else blocks)
+            for need, g in zip(needs, groups, strict=True)
+        ]
     elif num_bytes is None:
         counts = [_most(need, limits, g) for need, g in zip(needs, groups, strict=True)]
     else:
-        counts = [
-            min(need * num_bytes // request_bytes, _most(need, limits, g))
-            for need, g in zip(needs, groups, strict=True)
-        ]
+        counts = _within(num_bytes, needs, groups, limits)
     for group, count in zip(groups, counts, strict=True):
         if count * group.block > MAX_INT32:
             todo = f"Use at most {MAX_INT32 // group.block} blocks"
@@ -84,8 +85,30 @@ def plan_blocks(
     return counts
 
 
+def _within(num_bytes: int, needs: list[int], groups: Sequence[KVGroup], limits: Limits) -> list[int]:
+    """As many blocks as the bytes hold."""
+    most = [_most(need, limits, group) for need, group in zip(needs, groups, strict=True)]
+    sizes = list(zip(most, needs, groups, strict=True))
+    tail_bytes = sum(count * group.block_bytes for count, _, group in sizes if group.tail)
+    given = min(tail_bytes, num_bytes * TAIL_PERCENT // 100)
+    tails = [max(1, count * given // tail_bytes) if group.tail else 0 for count, _, group in sizes]
+    left = num_bytes - sum(count * group.block_bytes for count, group in zip(tails, groups, strict=True))
+    request_bytes = sum(need * group.block_bytes for _, need, group in sizes if not group.tail)
+    return [
+        tail if group.tail else min(need * max(0, left) // request_bytes, count)
+        for tail, (count, need, group) in zip(tails, sizes, strict=True)
+    ]
+
+
+def _need(group: KVGroup, limits: Limits, tokens: int) -> int:
+    """Blocks that a request of `tokens` needs."""
+    return Group(0, group.window, group.tail).most_blocks(tokens, limits.max_step_tokens, group.block)
+
+
 def _most(need: int, limits: Limits, group: KVGroup) -> int:
-    return min(need * limits.max_requests, MAX_INT32 // group.block)
+    """Blocks that requests can use; of a tail one each, and those that a step's tokens fill."""
+    filled = -(-limits.max_step_tokens // group.block) if group.tail else 0
+    return min(need * limits.max_requests + filled, MAX_INT32 // group.block)
 
 
 def _percent(text: str) -> float:

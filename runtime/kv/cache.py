@@ -36,6 +36,7 @@ class Cache:
         self.prefixes = Prefixes(self.groups, self.pools, block, salt or b"octavo")
         self.pins = Pins(self.groups, block)
         self.moves, self.log = Moves(), log or Log()
+        self._tails = [index for index, group in enumerate(self.groups) if group.tail]
 
     def admit(self, seq: Sequence, step_tokens: int, others: Seq[Sequence] = ()) -> bool:
         """Start a request from its longest prefix hit, if its known tokens fit beside the running others.
@@ -61,18 +62,30 @@ class Cache:
         """Whether a sequence should start to run: its known tokens fit, and a part of what all may yet need.
 
         A quarter, in full groups, and at least one block for each of the others: most end before their limit,
-        and being preempted now and then costs less than places that stay empty.
+        and being preempted now and then costs less than places that stay empty. Of tails one for each of the
+        others that lacks it.
         """
-        spare = [
-            len(others),
-            _growth(seq, self.block) + sum([max(1, _growth(s, self.block)) for s in others]),
-        ]
+        growth = _growth(seq, self.block) + sum([max(1, _growth(s, self.block)) for s in others])
         held = [table.length - table.first for table in seq.tables] or [0] * len(self.groups)
-        return all(
-            group.most_blocks(seq.num_tokens, step_tokens, self.block) - own + spare[group.window is None]
-            <= pool.num_free
-            for group, pool, own in zip(self.groups, self.pools, held, strict=True)
-        )
+        for index, (group, pool, own) in enumerate(zip(self.groups, self.pools, held, strict=True)):
+            spare = growth if group.is_full else len(others)
+            if group.tail:
+                spare = self._lacking(index, others)
+            if group.most_blocks(seq.num_tokens, step_tokens, self.block) - own + spare > pool.num_free:
+                return False
+        return True
+
+    def chunk_limit(self, seq: Sequence, running: Iterable[Sequence]) -> int:
+        """The most tokens of its next chunk that tails have blocks for, when each of the others gets one that
+        lacks it. At least 1, though there may be no block for it."""
+        limit = seq.max_tokens
+        others = [s for s in running if s is not seq] if self._tails else []
+        for group in self._tails:
+            free = self.pools[group].num_free - self._lacking(group, others)
+            free -= bool(self._is_shared(group, seq))
+            held = seq.tables[group].length * self.block - seq.computed
+            limit = min(limit, held + max(0, free) * self.block)
+        return max(1, limit)
 
     def extend(self, seq: Sequence, tokens: int) -> bool:
         """Hold blocks for the first `tokens` tokens, and alone those that will be written.
@@ -83,10 +96,7 @@ class Cache:
         lacking = [max(0, need - table.length) for table in seq.tables]
         if seq.alone_in == at and not any(lacking):
             return True  # as in most steps
-        shared = [
-            at < table.length and pool.is_shared(table.ids.item(at))
-            for table, pool in zip(seq.tables, self.pools, strict=True)
-        ]
+        shared = [self._is_shared(group, seq) for group in range(len(self.groups))]
         wanted = [lack + copy for lack, copy in zip(lacking, shared, strict=True)]
         if any(want > pool.num_free for want, pool in zip(wanted, self.pools, strict=True)):
             return False
@@ -101,18 +111,18 @@ class Cache:
     def advance(self, seq: Sequence, computed: int) -> None:
         """Record that tokens up to `computed` are in the cache.
 
-        Blocks that filled are sealed; those that a window has left behind are given back.
+        Blocks that filled are sealed; those that a window or a tail has left behind are given back.
         """
         full_before, full_now = seq.computed // self.block, computed // self.block
         seq.computed = computed
         if self.prefix_cache and full_now > full_before:
             chain = self.prefixes.chain(seq, full_now)
-            for table, pool in zip(seq.tables, self.pools, strict=True):
-                for i in range(max(full_before, table.first), full_now):
+            for group, table, pool in zip(self.groups, seq.tables, self.pools, strict=True):
+                for i in range(full_now if group.tail else max(full_before, table.first), full_now):
                     self._seal(pool, table, i, chain[i])
             self.prefixes.arrive(seq, full_now)
         for group, table, pool in zip(self.groups, seq.tables, self.pools, strict=True):
-            if group.window is None:
+            if group.is_full:
                 continue
             first = group.first_live(computed, self.block)
             while table.first < min(first, table.length):
@@ -169,6 +179,18 @@ class Cache:
                 "evict", seq.owner, 1, f"it needs one, and in group {group} only cached ones are free"
             )
         return block
+
+    def _is_shared(self, group: int, seq: Sequence) -> bool:
+        """Whether somebody else reads the block that its next token goes to, if it holds one."""
+        at, table = seq.computed // self.block, seq.tables[group]
+        return at < table.length and self.pools[group].is_shared(table.ids.item(at))
+
+    def _lacking(self, group: int, seqs: Iterable[Sequence]) -> int:
+        """How many of them have no block of their own for the next token."""
+        return sum(
+            seq.computed >= seq.tables[group].length * self.block or self._is_shared(group, seq)
+            for seq in seqs
+        )
 
     def _seal(self, pool: BlockPool, table: Table, index: int, content: Sealed) -> None:
         """Seal a block that filled; where there is one with this content, share it instead."""

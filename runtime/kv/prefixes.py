@@ -1,7 +1,7 @@
 """Prefixes that sequences share: which the pools can serve, and which are being computed.
 
 A hit is the longest run of full blocks that every group can serve: a full group needs all of them, a window
-group those that the next token can still see. It leaves at least the last token to compute.
+group those that the next token can still see, a tail none. It leaves at least the last token to compute.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ class Prefixes:
 
     def _served(self, group: Group, pool: BlockPool, chain: list[Sealed], most: int) -> int:
         """The longest prefix of at most `most` blocks that this group can serve."""
+        if group.tail:
+            return most  # the next token begins a block
         if group.window is None:
             return next((i for i in range(most) if pool.find(chain[i]) is None), most)
         run = [0]  # run[i]: how many blocks before index i are found without a gap

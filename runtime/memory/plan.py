@@ -50,13 +50,15 @@ class Place:
 
 @dataclass(frozen=True)
 class GroupMemory:
-    """A KV group's blocks. window: tokens that a query sees, None for all. block: tokens of one.
-    bytes_per_token, block_bytes: of all its layers and streams, a block's rounded up to 64."""
+    """A KV group's blocks. window: tokens that a query sees, None for all. tail: it holds a request's last
+    block alone, until that is full. block: tokens of one. bytes_per_token, block_bytes: of all its layers and
+    streams, with scales, a block's rounded up to 64."""
 
     layers: int
     window: int | None
+    tail: bool
     block: int
-    bytes_per_token: int
+    bytes_per_token: float
     block_bytes: int
     blocks: int
 
@@ -66,7 +68,7 @@ class GroupMemory:
 
     def most_blocks(self, tokens: int, step_tokens: int) -> int:
         """The most that a request of `tokens` holds at once."""
-        return Group(self.blocks, self.window).most_blocks(tokens, step_tokens, self.block)
+        return Group(self.blocks, self.window, self.tail).most_blocks(tokens, step_tokens, self.block)
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class MemoryPlan:
     def of(groups: Sequence[KVGroup], num_blocks: Sequence[int], **rest: Any) -> MemoryPlan:
         """With so many blocks of each group."""
         held = [
-            GroupMemory(g.layers, g.window, g.block, g.bytes_per_token, g.block_bytes, count)
+            GroupMemory(g.layers, g.window, g.tail, g.block, g.bytes_per_token, g.block_bytes, count)
             for g, count in zip(groups, num_blocks, strict=True)
         ]
         return MemoryPlan(groups=tuple(held), **rest)
@@ -172,7 +174,7 @@ class MemoryPlan:
             **{f"{name}_bytes": size for name, size in vars(self.workspace).items()},
             "workspace_bytes": self.workspace.total,
             "groups": [{**vars(group), "bytes": group.num_bytes} for group in self.groups],
-            "kv_bytes_per_token": sum(group.bytes_per_token for group in self.groups),
+            "kv_bytes_per_token": sum(group.bytes_per_token for group in self.groups if not group.tail),
             "kv_bytes": self.kv_bytes,
             "swap_blocks": self.swap_blocks,
             "swap_bytes": self.swap_bytes,

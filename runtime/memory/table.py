@@ -62,6 +62,7 @@ def _rows(plan: MemoryPlan) -> list[Row]:
 
 def _group(group: GroupMemory) -> str:
     lifetime = "full" if group.window is None else f"window {group.window:,}"
+    lifetime = "tail" if group.tail else lifetime
     layers = f"{group.layers} layer{'s' * (group.layers > 1)}"
     return (
         f"{layers}, {lifetime}, {group.bytes_per_token:,} bytes per token: {group.blocks:,} blocks of "

@@ -2,11 +2,15 @@
 writes them through slots. All of it is integer arithmetic, so equal means equal, and any wrong slot, table
 entry, length, position or stale block changes every later token. Two layers: what a token stores in the
 second depends on its whole past.
+
+Groups may be quantised by the block, as a KV format with scales per channel is: each has a tail, in which the
+tokens of a block are until it is full. What their block keeps of them then depends on all of it.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -45,36 +49,70 @@ def logits_of(state: int) -> np.ndarray:
     return (words.astype(np.float64) * (6.0 / 2**32) - 3.0).astype(np.float32)
 
 
-def reference(tokens: list[int], windows: list[int | None]) -> np.ndarray:
-    """Logits after the last token, without a cache: f32 [V]."""
-    return logits_of(_states(tokens, windows)[-1])
+@functools.lru_cache(100_000)
+def coarse(words: tuple[int, ...]) -> list[int]:
+    """What a quantised block keeps of each of its tokens' words."""
+    scale = mix(13, *words)
+    return [mix(word, scale) for word in words]
 
 
-def _states(tokens: list[int], windows: list[int | None]) -> list[int]:
-    states: list[int] = []
-    first = [[mix(g, t, p) for p, t in enumerate(tokens)] for g in range(len(windows))]
-    second: list[list[int]] = [[] for _ in windows]
+def seen(words: list[int], p: int, window: int | None, quantized: int | None) -> list[int]:
+    """What a token at position p reads of its own and earlier tokens' words: exact ones of its own block
+    alone, where a group is quantised in blocks of so many tokens."""
+    if quantized is not None:
+        own = p // quantized * quantized
+        blocks = (tuple(words[at : at + quantized]) for at in range(0, own, quantized))
+        words = [*(word for block in blocks for word in coarse(block)), *words[own:]]
+    return words[0 if window is None else max(0, p - window + 1) : p + 1]
+
+
+def reference(tokens: list[int], windows: list[int | None], quantized: int | None = None) -> np.ndarray:
+    """Logits after the last token, without a cache: f32 [V]. quantized: tokens of a block, see seen()."""
+    past: list[tuple[list[int], list[int]]] = [([], []) for _ in windows]
+    state = 0
     for p in range(len(tokens)):
-        state = tokens[p]
-        for g, window in enumerate(windows):
-            low = 0 if window is None else max(0, p - window + 1)
-            second[g].append(mix(7, state, *first[g][low : p + 1]))
-            state = mix(state, *first[g][low : p + 1], *second[g][low : p + 1])
-        states.append(state)
-    return states
+        state, past = next_state(tokens[p], p, past, windows, [quantized] * len(windows))
+    return logits_of(state)
+
+
+Words = tuple[list[int], list[int]]  # of every token so far, what each layer keeps of it in one group
+
+
+def next_state(
+    token: int, p: int, past: list[Words], windows: Sequence[int | None], quantized: Sequence[int | None]
+) -> tuple[int, list[Words]]:
+    """The state after a token at position p, and the words of all tokens up to it."""
+    state, groups = token, list[Words]()
+    for g, (window, block, (first, second)) in enumerate(zip(windows, quantized, past, strict=True)):
+        first = [*first, mix(g, token, p)]
+        keys = seen(first, p, window, block)
+        second = [*second, mix(7, state, *keys)]
+        state = mix(state, *keys, *seen(second, p, window, block))
+        groups.append((first, second))
+    return state, groups
 
 
 class FakeExecutor:
     """Per group and slot two 64-bit words, garbage at first. fail, fail_copies: what forward and copies
     raise. nan: the token whose logits are NaN. What stands for the logits are the rows' numbers, in which
     nothing can be seen of them.
+
+    windows: of the groups that are no tails. quantized: which of them have tails, which come after all of
+    them.
     """
 
     target = "fake"
 
-    def __init__(self, num_blocks: list[int], windows: list[int | None], block: int = BLOCK) -> None:
+    def __init__(
+        self,
+        num_blocks: list[int],
+        windows: list[int | None],
+        block: int = BLOCK,
+        quantized: Iterable[int] = (),
+    ) -> None:
         rng = np.random.default_rng(0)
         self.windows, self.block = windows, block
+        self.tails = {group: len(windows) + i for i, group in enumerate(sorted(quantized))}
         self.pools = [rng.integers(0, 2**63, (n * block, 2), dtype=np.uint64) for n in num_blocks]
         self.steps: list[tuple[int, int]] = []  # (tokens, requests) of each
         self.fail: Exception | None = None
@@ -99,17 +137,35 @@ class FakeExecutor:
         return np.arange(len(logits))
 
     def _token(self, step: Step, r: int, t: int) -> int:
-        token, p, block = int(step.ids[t]), int(step.pos[t]), self.block
+        token, p = int(step.ids[t]), int(step.pos[t])
         state = token
-        for g, (pool, window) in enumerate(zip(self.pools, self.windows, strict=True)):
-            slot = step.slots[g][t]
-            pool[slot, 0] = mix(g, token, p)
-            low = 0 if window is None else max(0, p - window + 1)
-            keys = [int(step.tables[g][r, i // block]) * block + i % block for i in range(low, p + 1)]
-            first = [int(pool[k, 0]) for k in keys]
-            pool[slot, 1] = mix(7, state, *first)
-            state = mix(state, *first, *(int(pool[k, 1]) for k in keys))
+        for g, window in enumerate(self.windows):
+            tail = self.tails.get(g, g)
+            slot = step.slots[tail][t]
+            self.pools[tail][slot, 0] = mix(g, token, p)
+            words = self._read(step, r, g, 0 if window is None else max(0, p - window + 1), p)
+            first = words[:, 0].tolist()
+            second = mix(7, state, *first)
+            self.pools[tail][slot, 1] = second
+            state = mix(state, *first, *words[:-1, 1].tolist(), second)
+            if tail != g and (p + 1) % self.block == 0:
+                self._quantize(step, r, g, p // self.block)
         return state
+
+    def _read(self, step: Step, r: int, g: int, low: int, p: int) -> np.ndarray:
+        """The words of positions low to p, [n, 2]: those of p's own block are in the tail, if it has one."""
+        first, own, tail = low // self.block, p // self.block, self.tails.get(g, g)
+        before = self._blocks(g)[step.tables[g][r, first:own]]
+        words = [*before, self._blocks(tail)[step.tables[tail][r, own], : p % self.block + 1]]
+        return np.concatenate(words)[low - first * self.block :]
+
+    def _quantize(self, step: Step, r: int, g: int, i: int) -> None:
+        """A request's block that its tail has all of now."""
+        tail = self.tails[g]
+        exact = self._block(tail, int(step.tables[tail][r, i]))
+        kept = self._block(g, int(step.tables[g][r, i]))
+        for layer in (0, 1):
+            kept[:, layer] = coarse(tuple(exact[:, layer].tolist()))
 
     def _check(self, step: Step) -> None:
         """What docs/artifact.md promises about a step."""
@@ -175,9 +231,12 @@ class FakeExecutor:
         for place, block in pairs.tolist():
             self._block(group, block)[:] = self.host[group, place]
 
+    def _blocks(self, group: int) -> np.ndarray:
+        """All blocks' words, [blocks, block, 2], a view."""
+        return self.pools[group].reshape(-1, self.block, 2)
+
     def _block(self, group: int, block: int) -> np.ndarray:
-        """A block's words, [block, 2], a view."""
-        return self.pools[group].reshape(-1, self.block, 2)[block]
+        return self._blocks(group)[block]
 
     def close(self) -> None:
         self.closed = True
@@ -196,10 +255,13 @@ def fake_engine(
     eos: tuple[int, ...] = (),
     block: int = BLOCK,
     places: int = 0,
+    quantized: tuple[int, ...] = (),
 ) -> Engine:
-    counts = [kv_blocks] * len(windows) if isinstance(kv_blocks, int) else kv_blocks
-    executor = FakeExecutor(counts, list(windows), block)
-    groups = [Group(n, w) for n, w in zip(counts, windows, strict=True)]
+    """quantized: groups that have tails, see FakeExecutor; kv_blocks counts tails' blocks too."""
+    lifetimes = [*((window, False) for window in windows), *((None, True) for _ in quantized)]
+    counts = [kv_blocks] * len(lifetimes) if isinstance(kv_blocks, int) else kv_blocks
+    executor = FakeExecutor(counts, list(windows), block, quantized)
+    groups = [Group(n, window, tail) for n, (window, tail) in zip(counts, lifetimes, strict=True)]
     cache = Cache(groups, block=block, prefix_cache=prefix_cache)
     limits = Limits(max_step_tokens, max_requests, score_rows)
     model = Model("f32", VOCAB, max_context, None, eos)

@@ -43,7 +43,7 @@ def manifest(files: dict[str, bytes], **changes: Any) -> dict[str, Any]:
     model = {"dtype": "f32", "vocab_size": 97, "max_context": 256, "bos_token_id": 1, "eos_token_ids": [2]}
     whole = {
         "format": "octavo",
-        "version": 1,
+        "version": 2,
         "name": "tiny",
         "made_by": {},
         "source": {"kind": "module", "path": "é"},

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 
@@ -15,21 +16,24 @@ from runtime.beam import BeamSearch
 from runtime.completion import TokenLogprob
 from runtime.errors import EngineError
 from tests.examples import examples, happened
-from tests.runtime.fake import VOCAB, fake_engine, logits_of, mix
+from tests.runtime.fake import VOCAB, Words, fake_engine, logits_of, next_state
 from tests.runtime.schedules import HAPPENS, Alone, EngineMachine, one_of_each, prompts, stepped
 
 CONTEXT = 64
 EOS = (5, 11)
-WINDOWS = ((None,), (None, 10), (7,), (13, None, 4))
+Groups = tuple[tuple[int | None, ...], tuple[int, ...]]  # windows, and which of them are quantised
+GROUPS: tuple[Groups, ...] = (
+    ((None,), ()), ((None, 10), ()), ((7,), ()), ((13, None, 4), ()), ((None,), (0,)), ((10, None), (0, 1)),
+)  # fmt: skip
 WORDS = prompts(VOCAB, CONTEXT)
-Words = tuple[list[int], list[int]]  # of every token so far, what each layer keeps of it in one group
 
 
 class Definition:
     """The fake model without a cache, and what it says is kept for texts that begin alike."""
 
-    def __init__(self, windows: tuple[int | None, ...]) -> None:
-        self._windows = windows
+    def __init__(self, groups: Groups, block: int | None) -> None:
+        self._windows, quantized = groups
+        self._quantized = [block if g in quantized else None for g in range(len(self._windows))]
         self._kept: dict[tuple[int, ...], tuple[np.ndarray, list[Words]]] = {}
 
     def logits(self, tokens: tuple[int, ...]) -> np.ndarray:
@@ -46,14 +50,8 @@ class Definition:
         if tokens in self._kept:
             return self._kept[tokens]
         past = self._run(tokens[:-1])[1] if len(tokens) > 1 else [([], []) for _ in self._windows]
-        p, state, groups = len(tokens) - 1, tokens[-1], []
-        for g, (window, (first, second)) in enumerate(zip(self._windows, past, strict=True)):
-            low = 0 if window is None else max(0, p - window + 1)
-            first = [*first, mix(g, tokens[-1], p)]
-            second = [*second, mix(7, state, *first[low:])]
-            state = mix(state, *first[low:], *second[low:])
-            groups.append((first, second))
-        self._kept[tokens] = logits_of(state), groups
+        state, words = next_state(tokens[-1], len(tokens) - 1, past, self._windows, self._quantized)
+        self._kept[tokens] = logits_of(state), words
         return self._kept[tokens]
 
     def _sample(self, prompt: tuple[int, ...], s: Sampling, index: int) -> Alone:
@@ -121,28 +119,29 @@ def scored(row: np.ndarray, token: int, width: int) -> TokenLogprob:
 class FakeMachine(EngineMachine):
     """And steps fail: then those that were in them do, and others go on as if nothing had been."""
 
-    def __init__(self, totals: Counter[str], definitions: dict[tuple[int | None, ...], Definition]) -> None:
+    def __init__(self, totals: Counter[str]) -> None:
         super().__init__(totals, WORDS, lambda *_: [])
-        self.definitions = definitions
 
     @initialize(
         block=st.sampled_from((4, 8)),
-        windows=st.sampled_from(WINDOWS),
-        room=st.lists(st.integers(40, 160), min_size=3, max_size=3),
+        groups=st.sampled_from(GROUPS),
+        room=st.lists(st.integers(40, 160), min_size=4, max_size=4),
         budget=st.sampled_from((1, 5, 16, 64)),
         max_requests=st.sampled_from((1, 3, 4, 6)),
         score_rows=st.sampled_from((1, 5, 64)),
         prefix_cache=st.sampled_from((True, True, True, False)),
         places=st.sampled_from((0, 3, 40, 40)),
     )
-    def start(self, block, windows, room, budget, max_requests, score_rows, prefix_cache, places):
+    def start(self, block, groups, room, budget, max_requests, score_rows, prefix_cache, places):
         self.places, self.limit = places, (budget, max_requests)
-        self.expect = self.definitions[windows].samples
+        windows, quantized = groups
+        self.expect = definition(groups, block if quantized else None).samples
         engine = stepped(
             fake_engine,
             block=block,
             windows=windows,
-            kv_blocks=[size // block for _, size in zip(windows, room, strict=False)],
+            quantized=quantized,
+            kv_blocks=[size // block for _, size in zip(windows + quantized, room, strict=False)],
             max_step_tokens=budget,
             max_requests=max_requests,
             score_rows=score_rows,
@@ -169,17 +168,20 @@ class FakeMachine(EngineMachine):
         assert all(a.number + 1 == b.number for a, b in pairwise(self.core.log.since()))
 
 
-DEFINITIONS = {windows: Definition(windows) for windows in WINDOWS}
+@cache
+def definition(groups: Groups, block: int | None) -> Definition:
+    return Definition(groups, block)
 
 
-def test_one_of_each_gives_what_the_model_says():
-    machine = FakeMachine(Counter(), DEFINITIONS)
-    machine.start(8, (None, 10), (96, 96), 16, 4, 5, True, 40)
+@pytest.mark.parametrize("quantized", [(), (0, 1)], ids=["plain", "with tails"])
+def test_one_of_each_gives_what_the_model_says(quantized):
+    machine = FakeMachine(Counter())
+    machine.start(8, ((None, 10), quantized), (96, 96, 96, 96), 16, 4, 5, True, 40)
     one_of_each(machine)
     happened(machine.totals, HAPPENS, always=True)
 
 
 def test_any_schedule_gives_what_the_model_says(record_property):
     totals: Counter[str] = Counter()
-    run_state_machine_as_test(partial(FakeMachine, totals, DEFINITIONS), settings=examples(25, steps=30))
+    run_state_machine_as_test(partial(FakeMachine, totals), settings=examples(25, steps=30))
     record_property("totals", happened(totals, (*HAPPENS, "fail", "failed requests")))
