@@ -21,7 +21,8 @@ from ir.types import DType, Tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_NUMPY_TYPES = {dtype.numpy: dtype for dtype in DType}
+_NUMPY_TYPES = {dtype.numpy: dtype for dtype in DType if dtype.bits >= 8}
+_CODES = (DType.I8, DType.U8, DType.F8E4M3)
 
 
 class WeightError(CompileError, ValueError):
@@ -162,6 +163,12 @@ def check_weights(graph: Graph, source: WeightSource, where: str = "checkpoint")
                 f"it has shape {list(found.shape)} but the configuration makes it {list(want.shape)}",
                 where=f"{where}, tensor {weight.name!r}",
                 todo=BELONG,
+            )
+        if want.dtype.is_float and found.dtype in _CODES:
+            raise WeightError(
+                f"it is stored as {found.dtype}, codes without what scales them",
+                where=f"{where}, tensor {weight.name!r}",
+                todo="Get the config.json that says how they are quantised (quantization_config)",
             )
 
 

@@ -15,12 +15,16 @@ GIVE = "Give a checkpoint directory or a .gguf file"
 __all__ = ["ImportRefused", "Imported", "ModelInfo", "load"]
 
 
-def load(source: Any, *, max_context: int | None = None, weights: bool = True) -> Imported:
+def load(
+    source: Any, *, max_context: int | None = None, weights: bool = True, keep_grid: bool = False
+) -> Imported:
     """Import a model. Raises ImportRefused or WeightError, saying what is wrong, where, and what to do.
 
     source: the path of a checkpoint directory or of a .gguf file, a torch.nn.Module, or an ExportedProgram.
     max_context: the longest sequence to compile for; by default what the model's configuration says.
     weights: False for shapes alone, of which a checkpoint directory needs no more than config.json.
+    keep_grid: read quantised matrices as the codes and scales that the checkpoint holds; otherwise as the
+    floats that they stand for.
     """
     if max_context is not None and max_context < 1:
         raise ImportRefused(f"max_context = {max_context}", where="source", todo="Give one of at least 1")
@@ -39,11 +43,11 @@ def load(source: Any, *, max_context: int | None = None, weights: bool = True) -
         _check_is_checkpoint(path)
         from compiler.importers.huggingface import load_directory
 
-        return load_directory(path, max_context, weights=weights)
+        return load_directory(path, max_context, weights=weights, keep_grid=keep_grid)
     if path.is_file() and path.suffix == ".gguf":
         from compiler.importers.gguf import load_gguf
 
-        return load_gguf(path, max_context)
+        return load_gguf(path, max_context, keep_grid=keep_grid)
     if not path.exists():
         raise ImportRefused("it does not exist", where=str(path), todo=GIVE + _download(path))
     raise ImportRefused("neither a checkpoint directory nor a .gguf file", where=str(path), todo=GIVE)

@@ -20,6 +20,7 @@ from compiler.importers.export import quiet
 from compiler.importers.gguf_header import check_header
 from compiler.importers.huggingface import convert_tokenizer, import_model, instantiate
 from compiler.importers.model import Imported
+from compiler.importers.quantized.gguf import FORMATS, GgufMatrix
 from compiler.importers.refused import OTHER_FILE, ImportRefused, one_line
 from compiler.weights import BELONG, Array, WeightError
 from ir.types import DType, Tensor
@@ -41,8 +42,11 @@ _MEANT = {
 }  # from a key of the file to the attribute of the configuration that has its meaning
 
 
-def load_gguf(path: Path, max_context: int | None = None) -> Imported:
-    """Import a GGUF file. Raises ImportRefused or WeightError."""
+def load_gguf(path: Path, max_context: int | None = None, *, keep_grid: bool = False) -> Imported:
+    """Import a GGUF file. keep_grid: leave quantised matrices as they are.
+
+    Raises ImportRefused or WeightError.
+    """
     reader = _open(path)
     with _parsed_once(reader):
         config = _config(path)
@@ -61,13 +65,14 @@ def load_gguf(path: Path, max_context: int | None = None) -> Imported:
         bos=_number(reader, "tokenizer.ggml.bos_token_id"),
         frequency_divisors=_frequency_divisors(reader),
         tokenizer_files=tokenizer_files,
+        keep_grid=keep_grid,
     )
 
 
 class GgufSource:
     """The tensors of a GGUF file under transformers' names, in transformers' layout.
 
-    Quantised tensors are given as f32.
+    Quantised tensors are given as f32, or as what `matrix` finds.
     """
 
     def __init__(self, path: Path, reader: Any, config: Any) -> None:
@@ -78,6 +83,15 @@ class GgufSource:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._tensors)
+
+    def matrix(self, name: str) -> GgufMatrix | None:
+        """Of a format with a grid of its own, its rows as they are or in another order."""
+        tensor = self._find(name)
+        form = FORMATS.get(tensor.tensor_type.name)
+        if form is None or len(tensor.shape) != 2:
+            return None
+        order = self._layout.row_order(tensor.name, int(tensor.shape[-1]))
+        return None if order is None else GgufMatrix(form, tensor.data, order)
 
     def type(self, name: str) -> Tensor:
         tensor = self._find(name)

@@ -21,6 +21,11 @@ from compiler.importers.freeze import divide_frequencies, freeze_rope
 from compiler.importers.markers import NAME, attention_markers, one_sequence
 from compiler.importers.model import MAX_CONTEXT, Imported, ModelInfo
 from compiler.importers.placeholders import Names, constants_of, program_of
+from compiler.importers.quantized.detect import check_method, quantized_source
+from compiler.importers.quantized.keep import keep_grids
+from compiler.importers.quantized.matrix import Matrix
+from compiler.importers.quantized.source import PartSource, QuantizedSource
+from compiler.importers.quantized.stored import ORIGINAL
 from compiler.importers.refused import ImportRefused, one_line
 from compiler.weights import LayeredSource, ShapeSource, WeightSource, check_weights
 from ir.graph import Graph, tensor_of
@@ -46,10 +51,14 @@ _POSITIONS = (
 )
 
 
-def load_directory(directory: Path, max_context: int | None = None, *, weights: bool = True) -> Imported:
-    """Import a checkpoint directory. weights: False for shapes alone. Raises ImportRefused or WeightError."""
+def load_directory(
+    directory: Path, max_context: int | None = None, *, weights: bool = True, keep_grid: bool = False
+) -> Imported:
+    """Import a checkpoint directory. weights: False for shapes alone. keep_grid: leave quantised matrices as
+    they are. Raises ImportRefused or WeightError.
+    """
     check_config(directory)  # what can be refused before transformers, which takes seconds, is imported
-    found, files = open_checkpoint(directory) if weights else (None, (directory / "config.json",))
+    found, files = open_weights(directory) if weights else (None, (directory / "config.json",))
     config = read_config(directory)
     generation = _read_json(directory / "generation_config.json")
     return import_model(
@@ -60,11 +69,19 @@ def load_directory(directory: Path, max_context: int | None = None, *, weights: 
         source=("huggingface", str(directory), tuple(f.name for f in files)),
         eos=_ids(generation.get("eos_token_id")),
         tokenizer_files=_tokenizer_files(directory),
+        keep_grid=keep_grid,
     )
 
 
+def open_weights(directory: Path) -> tuple[WeightSource, tuple[Path, ...]]:
+    """The weights of a directory, quantised ones under the names of what they stand for, and their files."""
+    source, files = open_checkpoint(directory)
+    quantisation = _read_json(directory / "config.json", required=True).get("quantization_config")
+    return (quantized_source(source, quantisation, str(directory)) if quantisation else source), files
+
+
 def check_config(directory: Path) -> None:
-    """Raises ImportRefused on remote code, and on weights that are quantised."""
+    """Raises ImportRefused on remote code, and on weights that are quantised in a way that is not read."""
     check_links(directory)
     raw = _read_json(directory / "config.json", required=True)
     if raw.get("auto_map"):
@@ -74,13 +91,7 @@ def check_config(directory: Path) -> None:
             todo="If transformers has the model type itself, remove auto_map from a copy of config.json",
         )
     if raw.get("quantization_config"):
-        quantised = raw["quantization_config"]
-        method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
-        raise ImportRefused(
-            f"the checkpoint is quantised ({shorten(str(method))})",
-            where=f"{directory}/config.json",
-            todo="Compile the one that it was made from",
-        )
+        check_method(raw["quantization_config"], f"{directory}/config.json")
     check_numbers(raw, f"{directory}/config.json")
 
 
@@ -91,10 +102,15 @@ def read_config(directory: Path) -> Any:
 
     with quiet():
         try:
-            return AutoConfig.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
+            config: Any = AutoConfig.from_pretrained(
+                str(directory), trust_remote_code=False, local_files_only=True
+            )
         except Exception as error:  # whatever a wrong field makes of the many configuration classes
             what = f"transformers does not know this model: {one_line(error)}"
             raise ImportRefused(what, where=f"{directory}/config.json", todo=CHECK) from error
+    if hasattr(config, "quantization_config"):  # the model is made as if it was not: weights are read here
+        del config.quantization_config
+    return config
 
 
 def import_model(
@@ -108,10 +124,12 @@ def import_model(
     bos: int | None = None,
     tokenizer_files: Mapping[str, bytes] | None = None,
     frequency_divisors: Any = None,
+    keep_grid: bool = False,
 ) -> Imported:
     """The graph of a configuration, over the weights of a checkpoint; None: shapes alone.
 
     frequency_divisors: what the rotary frequencies [D/2] are divided by, beyond the configuration.
+    keep_grid: read quantised matrices as codes and scales; otherwise as the floats that they stand for.
     """
     held = weights.names if weights is not None else ()
     where = source[1] if source[0] == "gguf" else f"{source[1]}/config.json"
@@ -130,10 +148,16 @@ def import_model(
         weights = ShapeSource({w.name: tensor_of(w) for w in graph.weights if w.name not in constants.names})
     layered = LayeredSource((constants, weights), names.renames)
     check_weights(graph, layered, source[1])
+    matrices = (
+        quantized_matrices(model, names, weights, source[1]) if isinstance(weights, QuantizedSource) else {}
+    )
+    if keep_grid:
+        graph = keep_grids(graph, matrices, source[1])
+        layered = LayeredSource((PartSource(matrices), layered))
     vocab_size = int(graph.outputs[0].type.shape[2])  # type: ignore[union-attr]
     starts = _inside(_ids(config.bos_token_id), vocab_size)
     ends = _inside((*eos, *_ids(config.eos_token_id)), vocab_size)
-    used = {names.stored.get(w.name) for w in graph.weights}
+    used = {names.stored.get(w.name) for w in graph.weights} | {names.stored.get(n) for n in matrices}
     info = ModelInfo(
         name=name,
         vocab_size=vocab_size,
@@ -147,6 +171,27 @@ def import_model(
         unused=tuple(n for n in held if n not in used),
     )
     return Imported(graph, layered, info, dict(tokenizer_files or {}), lines, constants.names)
+
+
+def quantized_matrices(model: Any, names: Names, weights: QuantizedSource, where: str) -> dict[str, Matrix]:
+    """The quantised matrices by the graph's names of their weights.
+
+    Raises ImportRefused where a module that is no linear and no embedding has one: it may read it in another
+    layout.
+    """
+    import torch
+
+    found: dict[str, Matrix] = {}
+    for own, stored in names.stored.items():
+        matrix = weights.matrix(stored)
+        if matrix is None:
+            continue
+        module = model.get_submodule(own.rpartition(".")[0])
+        if not isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+            what = f"a quantised matrix of a {type(module).__name__}; those of Linear and Embedding are read"
+            raise ImportRefused(what, where=f"{where}, tensor {stored!r}", todo=ORIGINAL)
+        found[names[own]] = matrix
+    return found
 
 
 def choose_model(

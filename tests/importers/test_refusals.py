@@ -84,9 +84,9 @@ def test_a_configuration_that_nests_too_deep_is_refused(checkpoint: Path) -> Non
         load(checkpoint)
 
 
-def test_a_quantised_checkpoint_is_refused(checkpoint: Path) -> None:
-    edit_config(checkpoint, quantization_config={"quant_method": "gptq", "bits": 4})
-    with pytest.raises(ImportRefused, match=r"quantised \(gptq\)"):
+def test_a_checkpoint_quantised_by_an_unknown_method_is_refused(checkpoint: Path) -> None:
+    edit_config(checkpoint, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
+    with pytest.raises(ImportRefused, match=r"quantised \(bitsandbytes\): gptq, awq, compressed-tensors are"):
         load(checkpoint)
 
 

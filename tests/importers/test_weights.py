@@ -125,10 +125,10 @@ def test_a_header_that_claims_too_much_is_refused(tmp_path: Path) -> None:
 
 def test_an_unknown_element_type_is_refused_when_it_is_read(tmp_path: Path) -> None:
     source = SafetensorsFile(
-        raw(tmp_path, {"a": entry("F8_E4M3", [4], 0, 4), "b": entry("U8", [4], 4, 8)}, bytes(8))
+        raw(tmp_path, {"a": entry("F8_E5M2", [4], 0, 4), "b": entry("U8", [4], 4, 8)}, bytes(8))
     )
     assert source.type("b").dtype is DType.U8
-    with pytest.raises(WeightError, match="tensor 'a': the element type is F8_E4M3"):
+    with pytest.raises(WeightError, match="tensor 'a': the element type is F8_E5M2"):
         source.read("a")
 
 
@@ -163,3 +163,12 @@ def test_missing_and_misshapen_weights_are_refused() -> None:
         check_weights(reading((3, 4)), ArraySource(ARRAYS))
     with pytest.raises(WeightError, match="1 of the model's tensors are not in the checkpoint: a"):
         check_weights(reading((4, 3)), ArraySource({}))
+
+
+def test_codes_without_what_scales_them_are_refused(tmp_path: Path) -> None:
+    for dtype in (np.int8, np.uint8, ml_dtypes.float8_e4m3fn):
+        source = ArraySource({"a": np.zeros((4, 3), dtype)})
+        with pytest.raises(
+            WeightError, match="'a': it is stored as .*, codes without what scales"
+        ):
+            check_weights(reading((4, 3)), source)
