@@ -111,7 +111,7 @@ def test_dequantised_linears_and_rows(parts: str, size: int) -> None:
     zero = 8 if parts == "zero" else 0
     given = {"zeros": (zeros,), "offset": (None, offset)}.get(parts, ())
     full = written_out(codes, scale, zeros if parts == "zeros" else zero, offset if given[1:] else None, size)
-    attrs = {"group_size": size, "zero": zero}
+    attrs: dict[str, Any] = {"group_size": size, "zero": zero}
     np.testing.assert_allclose(
         result("dequantize", codes, scale, *given, **attrs), full, rtol=1e-5, atol=1e-5
     )

@@ -29,9 +29,7 @@ LINEAR = "%z = linear %x, %w : f32[T,64] // l0"
 def run(step: QuantizeWeights, *lines: str) -> list[str]:
     """The graph after the pass, its ops as text without locs."""
     after = Dce().run(step.run(read(body(*(lines or LINES)))).graph).graph
-    return [
-        line.split("  //")[0].strip() for line in print_graph(read(print_graph(after))).splitlines()[1:-2]
-    ]
+    return [line.split(" //")[0].strip() for line in print_graph(read(print_graph(after))).splitlines()[1:-2]]
 
 
 def codes_of(step: QuantizeWeights, *lines: str) -> list[str]:
