@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from codegen.evaluate import Evaluator, Reader
-from codegen.packing import Report, fill_rows, write_tensors
+from codegen.packing import Report, write_tensors
 from codegen.triton.context import CodegenError, Context
 from codegen.triton.devices import DEVICES, Device, UnknownTarget, find_device
 from codegen.triton.forward import print_forward
 from codegen.triton.launch import Kernel
-from codegen.triton.weights import PlainWeight
+from codegen.triton.weights import PackedWeight, fill_weight
 from ir.graph import Graph
 
 
@@ -28,7 +28,7 @@ class Generated:
     graph: Graph
     source: str
     kernels: tuple[Kernel, ...]
-    weights: tuple[PlainWeight, ...]
+    weights: tuple[PackedWeight, ...]
     plan: dict[str, Any]
 
     @property
@@ -49,7 +49,7 @@ def pack(targets: Sequence[Generated], reader: Reader, path: Path, progress: Rep
     """Write the weights that targets of one graph read, each once. progress(done, total) counts bytes."""
     order = {weight.name: weight for generated in targets for weight in generated.weights}
     evaluator = Evaluator(targets[0].graph, reader)
-    write_tensors(path, [*order.values()], lambda weight, out: fill_rows(weight, evaluator, out), progress)
+    write_tensors(path, [*order.values()], lambda weight, out: fill_weight(weight, evaluator, out), progress)
 
 
 def _plain(name: str) -> str:
@@ -58,6 +58,6 @@ def _plain(name: str) -> str:
 
 
 __all__ = [
-    "DEVICES", "CodegenError", "Device", "Generated", "Kernel", "PlainWeight", "UnknownTarget",
-    "find_device", "generate", "pack",
+    "DEVICES", "CodegenError", "Device", "Generated", "Kernel", "PackedWeight", "UnknownTarget",
+    "fill_weight", "find_device", "generate", "pack",
 ]  # fmt: skip

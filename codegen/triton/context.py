@@ -15,17 +15,18 @@ from codegen.operands import shape_of as shape_of
 from codegen.triton.devices import Device
 from codegen.triton.launch import Arg, Constant, Expr, Launch, expression
 from codegen.triton.module import Module
-from codegen.triton.weights import WeightTable
+from codegen.triton.weights import CODES, WeightTable
 from ir.dims import Dim, normalize, product
 from ir.graph import Arg as Operand
 from ir.graph import Graph, Op, Value, Weight
-from ir.types import KV, DType, Tensor
+from ir.types import DType, Tensor
 from passes.memory.places import Place
 from passes.memory.schedule import Schedule
 
 POINTERS: dict[DType, str] = {
     DType.F32: "*fp32", DType.BF16: "*bf16", DType.F16: "*fp16", DType.F64: "*fp64", DType.I64: "*i64",
-    DType.I32: "*i32", DType.I8: "*i8", DType.U8: "*u8", DType.BOOL: "*u8",
+    DType.I32: "*i32", DType.I8: "*i8", DType.U8: "*u8", DType.BOOL: "*u8", DType.F8E4M3: "*u8",
+    DType.U4: "*u8", DType.U2: "*u8",
 }  # fmt: skip
 TYPES: dict[DType, str] = {
     DType.F64: "tl.float64", DType.F32: "tl.float32", DType.BF16: "tl.bfloat16", DType.F16: "tl.float16",
@@ -78,6 +79,11 @@ class Context:
         offset = normalize((sympy.Integer(0) + place.offset + skip) * dtype.size_bytes)
         return self._at(place.root, POINTERS[dtype], offset)
 
+    def codes(self, arg: Value | Weight) -> Arg:
+        """A quantised matrix's codes, as they are packed (codegen.triton.weights)."""
+        index, packed = self.weights.use(arg, CODES)
+        return Arg((("weight", index),), POINTERS[packed.dtype], True)
+
     def _at(self, root: str, type_: str, offset: Dim) -> Arg:
         aligned = _is_multiple(offset)
         if root in self.schedule.given:
@@ -85,17 +91,15 @@ class Context:
             return Arg((("input", name), ("offset", expression(offset))), type_, aligned)
         return Arg((("buffer", self.buffer[root]), ("offset", expression(offset))), type_, aligned)
 
-    def scratch(self, op: Op, type_: str = "*fp32") -> Arg:
-        """An op's scratch space (passes.memory.sizes.scratch_bytes)."""
-        return Arg((("buffer", op.attr("at")[-1]), ("offset", 0)), type_, True)
+    def scratch(self, op: Op, type_: str = "*fp32", offset: Dim = 0) -> Arg:
+        """An op's scratch space (passes.memory.sizes.scratch_bytes), `offset` bytes into it."""
+        place = (("buffer", op.attr("at")[-1]), ("offset", expression(offset)))
+        return Arg(place, type_, _is_multiple(offset))
 
-    def cache(self, state: Value, offset: int, stream: int = 0) -> Arg:
-        """A KV group's pool, `offset` bytes into its first block: a layer's stream (codegen.kv_block)."""
-        return Arg(
-            (("input", f"kv{self.kv_group[state.name]}"), ("offset", offset)),
-            POINTERS[cast(KV, state.type).streams[stream].dtype],
-            offset % ALIGNMENT == 0,
-        )
+    def cache(self, state: Value, offset: int, type_: str) -> Arg:
+        """A KV group's pool, `offset` bytes into its first block (codegen.kv_block)."""
+        place = (("input", f"kv{self.kv_group[state.name]}"), ("offset", offset))
+        return Arg(place, type_, offset % ALIGNMENT == 0)
 
     def given(self, name: str, type_: str = "*i32", offset: int = 0) -> Arg:
         """An array that the runtime gives by name: the step's, or the sampler's."""

@@ -8,7 +8,7 @@ from codegen.costs import Cost, Costs
 from codegen.triton.context import Context
 from codegen.triton.devices import Device
 from codegen.triton.forward import print_kernel
-from codegen.triton.weights import PlainWeight, WeightTable
+from codegen.triton.weights import PLAIN, PackedWeight, WeightTable
 from ir.graph import Graph, Value, Weight
 from passes.memory.schedule import Kernel
 
@@ -19,8 +19,8 @@ class _Recording(WeightTable):
 
     used: set[int] = field(default_factory=set[int])
 
-    def use(self, arg: Weight | Value) -> tuple[int, PlainWeight]:
-        index, found = super().use(arg)
+    def use(self, arg: Weight | Value, layout: str = PLAIN) -> tuple[int, PackedWeight]:
+        index, found = super().use(arg, layout)
         self.used.add(index)
         return index, found
 
@@ -30,7 +30,7 @@ def costs_of(graph: Graph, device: Device) -> Costs:
     ctx, weights = Context.of(graph, device), _Recording()
     ctx.weights = weights
 
-    def reads(kernel: Kernel) -> list[PlainWeight]:
+    def reads(kernel: Kernel) -> list[PackedWeight]:
         weights.used.clear()
         print_kernel(ctx, kernel)
         return [weights.order[i] for i in sorted(weights.used)]

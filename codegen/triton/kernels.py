@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from codegen.triton import moves, rows
+from codegen.triton import moves, quantize, rows
 from codegen.triton.attention import paged_attention
 from codegen.triton.context import Context
 from codegen.triton.kv_write import kv_write
 from codegen.triton.launch import Case
 from codegen.triton.linear import linear
+from codegen.triton.qlinear import qlinear
 from ir.graph import Op
 
 Printer = Callable[[Context, Op], list[Case]]
@@ -19,6 +20,10 @@ KERNELS: dict[str, Printer] = {
     "kv_write": kv_write,
     "linear": linear,
     "paged_attention": paged_attention,
+    "qlinear": qlinear,
+    "qembed": quantize.qembed,
+    "quantize": quantize.quantize,
+    "dequantize": quantize.dequantize,
     "rms_norm": rows.norm,
     "layer_norm": rows.norm,
     "rope": rows.rope,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from codegen.kv_block import block_bytes, stream_offsets
-from codegen.triton.context import Context, shape_of
+from codegen.triton.context import POINTERS, Context, shape_of
 from codegen.triton.launch import Arg, Case, always, cdiv, expression
 from codegen.triton.render import render
 from codegen.triton.schedule import row_tile
@@ -23,7 +23,9 @@ def kv_write(ctx: Context, op: Op) -> list[Case]:
     for index, (stream, offset) in enumerate(zip(kv.streams, offsets, strict=True)):
         x = cast(Value, op.args[1 + index])
         args[f"x{index}"] = ctx.pointer(x)
-        args[f"pool{index}"] = ctx.cache(state, layer_bytes * op.attr("layer") + offset, index)
+        args[f"pool{index}"] = ctx.cache(
+            state, layer_bytes * op.attr("layer") + offset, POINTERS[stream.dtype]
+        )
         hooks.append(
             {
                 "heads": stream.heads,

@@ -83,8 +83,8 @@ def _operands(ctx: Context, op: Op, sizes: _Sizes) -> dict[str, Arg]:
     args |= {} if bias is None else {"bias": ctx.pointer(bias)}
     args |= {} if residual is None else {"residual": ctx.pointer(residual)}
     args |= {"out": ctx.pointer(op.out), "rows": ctx.size(sizes.rows), "N": ctx.size(sizes.n)}
-    args |= {"K": ctx.size(sizes.k), "x_ld": ctx.size(_row_stride(ctx, op, x)), "w_ld": ctx.size(ctx.ld(w))}
-    return args | ({} if residual is None else {"residual_ld": ctx.size(_row_stride(ctx, op, residual))})
+    args |= {"K": ctx.size(sizes.k), "x_ld": ctx.size(row_stride(ctx, op, x)), "w_ld": ctx.size(ctx.ld(w))}
+    return args | ({} if residual is None else {"residual_ld": ctx.size(row_stride(ctx, op, residual))})
 
 
 def _sizes(op: Op) -> _Sizes:
@@ -108,7 +108,7 @@ def _widening(wide: bool, dtype: DType) -> str:
     return ".to(tl.float32)" if wide and dtype is not DType.F32 else ""
 
 
-def _row_stride(ctx: Context, op: Op, arg: Value | Weight) -> int:
+def row_stride(ctx: Context, op: Op, arg: Value | Weight) -> int:
     """Elements from one row, of the last axis, to the next."""
     *outer, width = shape_of(arg)
     if len(outer) == 0 or product(tuple(outer[1:])) == 1:

@@ -9,7 +9,9 @@ from pathlib import Path
 from codegen.triton.devices import Device
 from codegen.triton.launch import Constant, Kernel
 
-PRELUDE = tuple(Path(__file__).parent / "templates" / name for name in ("prelude.py", "sampling.py"))
+PRELUDE = tuple(
+    Path(__file__).parent / "templates" / name for name in ("prelude.py", "quantized.py", "sampling.py")
+)
 
 
 @dataclass

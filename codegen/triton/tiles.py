@@ -73,7 +73,13 @@ def linear_tiles(
     if device.interpreted:
         ranges = [(None, 1)] if invariant else [(16, 16), (None, 64)]
         return [(most, _interpreted(n, k, rows)) for most, rows in ranges]
-    listed = TILES[device.arch, wide] if aligned else UNALIGNED
+    return pick_tiles(device, TILES[device.arch, wide] if aligned else UNALIGNED, n, k, gated, invariant)
+
+
+def pick_tiles(
+    device: Device, listed: Sequence[LinearTile], n: int, k: int, gated: bool, invariant: bool
+) -> list[tuple[int | None, LinearTile]]:
+    """linear_tiles of those that are listed, from wide to narrow."""
     listed = [_gated(t) if gated else t for t in listed]
     found = [
         (most, _fit_k(_widest(device, _of_rows(listed, rows), n, rows), k)) for most, rows in DESIGN_ROWS

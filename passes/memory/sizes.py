@@ -10,6 +10,7 @@ import sympy
 from ir.dims import Dim, free_names, normalize, product, symbol
 from ir.graph import Op, Value, tensor_of
 from ir.types import KV, Tensor
+from passes.match import attribute
 
 SIZES = ("T", "R", "Q")
 PARTIALS = 64  # (token, partition) pairs whose attention may be computed apart; attention.h counts on it
@@ -41,13 +42,27 @@ def _cpu_scratch(op: Op) -> Dim:
 
 
 def _gpu_scratch(op: Op) -> Dim:
-    """Each request's decoding heads leave a partial result of every partition of its keys."""
-    if op.kind != "paged_attention":
+    if op.kind == "qlinear":
+        return _quantized_rows(op)
+    return _partial_results(op) if op.kind == "paged_attention" else 0
+
+
+def _quantized_rows(op: Op) -> Dim:
+    """Codes of x, rows of bytes of a multiple of 16, and then their scales, where x is quantised."""
+    if attribute(op, "x_dtype") is None:
         return 0
+    *rows, width = tensor_of(op.args[0]).shape
+    size, group_size = int(cast(Any, width)), attribute(op, "x_group_size")
+    groups = -(-size // group_size) if group_size else 1
+    return normalize(sympy.Integer(-(-size // 16) * 16 + 4 * groups) * product(tuple(rows)))
+
+
+def _partial_results(op: Op) -> Dim:
+    """Each request's decoding heads leave one of every partition of its keys, and of its tail."""
     heads, size = (int(cast(Any, d)) for d in tensor_of(op.out).shape[1:])
     kv = cast(KV, cast(Value, op.args[1]).type)
-    rows = kv.streams[0].heads * decode_rows(heads // kv.streams[0].heads)
-    return normalize(sympy.Integer(4) * symbol("R") * rows * SPLITS * (size + 2))
+    rows, partitions = kv.streams[0].heads * decode_rows(heads // kv.streams[0].heads), SPLITS + kv.needs_tail
+    return normalize(sympy.Integer(4) * symbol("R") * rows * partitions * (size + 2))
 
 
 def decode_rows(group: int) -> int:

@@ -96,7 +96,7 @@ def graph() -> Graph:
             weight(f"{name}.sinks", c.heads) if c.sinks else None,
             weight(f"{name}.slopes", c.heads) if c.slopes else None,
         ]
-        extra += [weight(f"{name}.table", 7, 5, dtype=DType.BOOL)] if c.table else []
+        extra += [None, None, weight(f"{name}.table", 7, 5, dtype=DType.BOOL)] if c.table else []
         step = (arg(b, f"table{g}"), arg(b, "lens"), arg(b, "starts"))
         out = b.op("paged_attention", q, state, *step, *extra, layer=0,
                    scale=3 * c.size**-0.5, mask=predicate(c.mask), softcap=c.softcap, loc=name)  # fmt: skip

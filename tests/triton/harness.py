@@ -89,10 +89,9 @@ class TritonModel:
         self.weights = dict(weights) if weights is not None else random_weights(self.graph, rng)
         self.generated = triton.generate(self.graph, triton.find_device(device), invariant=invariant)
         evaluator = Evaluator(self.graph, Arrays(self.weights))
-        self.packed = [
-            np.ascontiguousarray(np.asarray(evaluator.whole(w.source)).astype(w.dtype.numpy))
-            for w in self.generated.weights
-        ]
+        self.packed = [np.zeros(w.packed_shape, w.dtype.numpy) for w in self.generated.weights]
+        for weight, array in zip(self.generated.weights, self.packed, strict=True):
+            triton.fill_weight(weight, evaluator, array)
         self.kernels = Kernels(self.generated, directory)
         self.states = [v.type for v in self.graph.inputs if isinstance(v.type, KV)]
         self.width = int(self.graph.outputs[0].type.shape[-1])  # type: ignore[union-attr]

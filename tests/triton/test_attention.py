@@ -35,7 +35,7 @@ def graph(case: Case, out: DType | None = None, context: int = 1024) -> Graph:
     extra = [
         weight("sinks", case.heads) if case.sinks else None,
         weight("slopes", case.heads) if case.slopes else None,
-        *([weight("table", 7, 5, dtype=DType.BOOL)] if case.table else []),
+        *([None, None, weight("table", 7, 5, dtype=DType.BOOL)] if case.table else []),
     ]
     step = (arg(b, "table0"), arg(b, "lens"), arg(b, "starts"))
     attended = b.op("paged_attention", q, state, *step, *extra, layer=1, scale=3 * case.size**-0.5,
