@@ -49,23 +49,29 @@ def best_level(dtype: str) -> str:
 
 
 @contextmanager
-def made_once() -> Iterator[Path]:
-    """The folder of what one of the run's processes makes for all, while the others wait."""
-    folder = CACHE / compiler_key()
+def made_once(name: str) -> Iterator[Path]:
+    """Where `name` lies or is made by one of the processes of a run; others that want it wait meanwhile."""
+    path = CACHE / compiler_key() / name
     CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE.parent / "tests.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.is_dir():
+    with _locked("folder"):
+        if not path.parent.is_dir():
             for old in sorted(CACHE.glob("*"), key=lambda p: p.stat().st_mtime)[:-2]:  # of earlier compilers
                 shutil.rmtree(old)
-            folder.mkdir()
-        yield folder
+            path.parent.mkdir()
+    with _locked(name):
+        yield path
+
+
+@contextmanager
+def _locked(name: str) -> Iterator[None]:
+    with (CACHE.parent / f"tests.{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def compiled(source: Path, dtype: str, *isa: str) -> Path:
     """The artifact of a checkpoint for ISA levels, or for all."""
-    with made_once() as folder:
-        out = folder / f"{source.stem}.{dtype}.octavo"
+    with made_once(f"{source.stem}.{dtype}.octavo") as out:
         if not _measurement(out).is_file():
             shutil.rmtree(out, ignore_errors=True)
             _measurement(out).write_text(json.dumps(asdict(compile_measured(source, out, dtype, isa))))
@@ -84,8 +90,7 @@ def measured(artifact: Path) -> Measured:
 @pytest.fixture(scope="session")
 def demo_directory(demo_gguf: Path) -> Path:
     """The demo model as a Hugging Face directory of float32 safetensors, as transformers reads the file."""
-    with made_once() as folder:
-        directory = folder / "smollm2"
+    with made_once("smollm2") as directory:
         if not directory.is_dir():
             model = _read_model(demo_gguf.parent, gguf_file=demo_gguf.name)
             model.hf_quantizer = None
@@ -98,8 +103,8 @@ def demo_directory(demo_gguf: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def demo_f32(demo_gguf: Path) -> Path:
-    """The demo model's artifact at f32, for every ISA level, compiled from the GGUF."""
-    return compiled(demo_gguf, "f32")
+    """The demo model's artifact at f32, for this machine, compiled from the GGUF."""
+    return compiled(demo_gguf, "f32", best_level("f32"))
 
 
 @pytest.fixture(scope="session")

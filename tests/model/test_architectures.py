@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import compiler
 from runtime.step import Step
 from tests.model import tiny
 from tests.model.harness import Mutation, Stepper
@@ -48,8 +47,7 @@ def _compile(name: str, directory: Path) -> Case:
     else:
         model, source = tiny.build(name), directory / "checkpoint"
         model.save_pretrained(source)
-    out = compiler.compile(source, directory / "m.octavo", max_context=tiny.CONTEXT, isa=tiny.ISA)
-    return Stepper(out, tiny.CONTEXT), model
+    return Stepper(tiny.compiled(source, directory / "m.octavo"), tiny.CONTEXT), model
 
 
 def worst(case: Case, prompt_length: int, mutate: Mutation | None = None) -> float:

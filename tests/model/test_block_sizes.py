@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import compiler
 import runtime
 from codegen.kv_block import BLOCKS
 from compiler.cli import bench, inspect
@@ -29,14 +28,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     folder = tmp_path_factory.mktemp("blocks")
     source = tiny.save(MODEL, folder / "checkpoint")
     return {
-        block: compiler.compile(
-            source,
-            folder / f"{block}.octavo",
-            max_context=tiny.CONTEXT,
-            isa=tiny.ISA,
-            block=block,
-            check=block == max(BLOCKS),
-        )  # fmt: skip
+        block: tiny.compiled(source, folder / f"{block}.octavo", block=block, check=block == max(BLOCKS))
         for block in BLOCKS
     }
 

@@ -33,7 +33,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_check_passes_on_a_sound_pipeline(checkpoint: Path, tmp_path: Path) -> None:
-    compiler.compile(checkpoint, tmp_path / "m.octavo", check=True, isa=tiny.ISA)
+    tiny.compiled(checkpoint, tmp_path / "m.octavo", check=True)
 
 
 @pytest.mark.parametrize("after", ["fuse_norm", "page_kv", "fuse_epilogue"])

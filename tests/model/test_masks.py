@@ -63,7 +63,7 @@ def ahead_from_far(length: int, device: torch.device) -> torch.Tensor:
 )
 def test_a_mask_that_never_looks_ahead_is_run_right(mask: tiny.Mask, tmp_path: Path) -> None:
     model = tiny.build_plain(mask)
-    out = compiler.compile(model, tmp_path / "m.octavo", max_context=tiny.CONTEXT, isa=tiny.ISA)
+    out = tiny.compiled(model, tmp_path / "m.octavo")
     ids = np.random.default_rng(0).integers(0, tiny.VOCAB, 100).tolist()
     expected = tiny.reference_logits(model, ids).numpy()
     causal = tiny.reference_logits(tiny.build_plain(), ids).numpy()

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import compiler
 import compiler.driver
 from compiler.pipeline import pipeline
 from ir.graph import Graph, Op
@@ -73,13 +71,9 @@ def test_a_wrong_graph_is_noticed(
         return (*passes[:index], Mutate(change), *passes[index:])
 
     monkeypatch.setattr(compiler.driver, "pipeline", wrong)
-    build: Any = import_module("codegen.cpp.build")
-    monkeypatch.setattr(build, "FLAGS", [f for f in build.FLAGS if f != "-O3"])  # builds in half the time
     model = tiny.build(name)
     model.save_pretrained(tmp_path / "checkpoint")
-    out = compiler.compile(
-        tmp_path / "checkpoint", tmp_path / "m.octavo", max_context=tiny.CONTEXT, isa=tiny.ISA
-    )
+    out = tiny.compiled(tmp_path / "checkpoint", tmp_path / "m.octavo")
     case = (Stepper(out, tiny.CONTEXT), model)
     lengths = PROMPT_LENGTHS if change is not wider_window else [n for n in PROMPT_LENGTHS if n > tiny.WINDOW]
     for length in lengths:

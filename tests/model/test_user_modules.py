@@ -248,7 +248,7 @@ def rolling_steps(budget: int) -> list[list[tuple[int, int, int]]]:
 
 
 def check(model: nn.Module, out: Path, reference: nn.Module | None = None) -> None:
-    compiler.compile(model, out, max_context=CONTEXT, isa=tiny.ISA)
+    tiny.compiled(model, out)
     stepper = Stepper(out, CONTEXT)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, VOCAB, n).tolist() for n in LENGTHS]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from torch import nn
+
+import compiler
 
 VOCAB = 131
 CONTEXT = 128
@@ -107,6 +111,17 @@ def randomize(model: nn.Module) -> None:
 def save(name: str, directory: Path) -> Path:
     build(name).save_pretrained(directory)
     return directory
+
+
+def compiled(source: Any, out: Path, **options: Any) -> Path:
+    """An artifact for one ISA level, its C++ built without -O3: in half the time, and it runs for a moment.
+
+    tests/codegen runs every kernel as it is built for users, test_schedules and test_greedy whole models.
+    """
+    build: Any = import_module("codegen.cpp.build")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "FLAGS", [flag for flag in build.FLAGS if flag != "-O3"])
+        return compiler.compile(source, out, max_context=CONTEXT, isa=ISA, **options)
 
 
 Mask = Callable[[int, torch.device], torch.Tensor]  # length -> [S, S], true where a query must not look

@@ -60,7 +60,7 @@ def test_logits_are_those_of_the_cpu_target(
 ) -> None:
     monkeypatch.setattr(compiler.trial, "MAX_INTERPRETED", 0)  # the compile's own trial: this one is longer
     source = checkpoint(name, tmp_path / name)
-    out = compiler.compile(source, tmp_path / "m.octavo", target=TARGETS, isa=tiny.ISA)
+    out = tiny.compiled(source, tmp_path / "m.octavo", target=TARGETS)
     rng = np.random.default_rng(1)
     prompts = [rng.integers(0, tiny.VOCAB, sum(counts)).tolist() for counts in COUNTS]
     expected, found = (Stepper(out, target=target).batch(prompts, steps()) for target in TARGETS)
