@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +26,10 @@ from passes.group_pointwise import GroupPointwise
 from passes.merge_linears import MergeLinears
 from passes.narrow_activations import NarrowActivations
 from passes.page_kv import PageKv
+from passes.paging.formats import FORMATS, KeyGrid
 from passes.plan_memory import PlanMemory
 from passes.quantize_activations import QuantizeActivations
+from passes.quantize_kv import NONE, QuantizeKv
 from passes.quantize_weights import QuantizeWeights
 from passes.select_rows import SelectRows
 
@@ -41,13 +43,16 @@ def pipeline(
     devices: Iterable[str] = ("cpu",),
     weights: QuantizeWeights | None = None,
     activations: QuantizeActivations | None = None,
+    kv: str = "",
+    keys: Mapping[str, KeyGrid] | None = None,
 ) -> tuple[Pass, ...]:
     """The passes in order.
 
-    dtype: element type of linears' factors and of the KV cache. block: tokens in a KV block.
+    dtype: element type of linears' factors. block: tokens in a KV block.
     read: finds a weight's array by name, where a proof needs to see it (mask tables).
     devices: the kinds that memory is planned for, one after the other; all else of the graph is the same.
     weights, activations: how they are quantised, if they are.
+    kv: the cache's format, one of passes.paging.formats, or an element type; "": dtype. keys: see QuantizeKv.
     """
     return (
         Canonicalize(),
@@ -61,11 +66,12 @@ def pipeline(
         Cse(),
         Dce(),
         MergeLinears(),
-        PageKv(dtype=dtype, block=block),
+        PageKv(dtype=dtype if not kv or kv in FORMATS else kv, block=block),
         SelectRows(),
         Canonicalize(),
         weights or QuantizeWeights(),
         activations or QuantizeActivations(),
+        QuantizeKv(format=kv if kv in FORMATS else NONE, keys=keys or {}),
         ConvertWeights(dtype=dtype),
         NarrowActivations(dtype=dtype),
         FuseEpilogue(),
