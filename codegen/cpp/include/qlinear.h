@@ -1,0 +1,314 @@
+// y[t, n] = sum over k of x[t, k] w[n, k], w quantised (quant.h), x quantised here to 8-bit integers, row by row.
+//
+// K is cut in segments with one scale of x and one of w. A segment's dot product is exact; an output is one chain over the
+// segments in order, acc = fma(dot, w scale * x scale, acc), whatever the number of rows, the tile or the thread.
+//
+// With few rows a panel's codes stream by once and are unpacked in registers. With more tiles, 4-bit codes are unpacked once
+// into the first cache for all of them.
+#pragma once
+#include "linear.h"
+#include "qdot.h"
+
+namespace octavo {
+
+// Rows whose sums of a block fill the registers.
+template <Codes Q>
+constexpr int Q_ROWS = LANES == 16 ? 12 : LANES == 8 ? 5 : 2;
+constexpr int64_t Q_AHEAD = 1024;       // bytes between a code's fetch and its use
+constexpr int64_t UNPACKED = 1024;      // steps along K that are unpacked at once
+constexpr int64_t Q_MOST_ROWS = 128;    // whose sums are kept at once
+constexpr int64_t OWN_ROW = 16384;      // elements of a single row, which every thread quantises for itself
+
+// Quantised rows: as tiles [depth/4][rows of the tile][4], one after the other, and numbers of each row, in the same order.
+struct QRows {
+  int8_t* codes;    // [depth/4][R][4]
+  int32_t* starts;  // [blocks][R], what the sums of a block begin with
+  float* scales;    // [segments][R]
+  float* sums;      // [segments][R], of what the codes stand for
+
+  static int64_t bytes(int64_t rows, const Segments& s) { return rows * (s.depth + 4 * s.blocks() + 8 * s.count); }
+
+  QRows(void* room, int64_t rows, const Segments& s) {
+    codes = (int8_t*)room;
+    starts = (int32_t*)(codes + rows * s.depth);
+    scales = (float*)(starts + rows * s.blocks());
+    sums = scales + rows * s.count;
+  }
+
+  // The tile whose first row is t0.
+  QRows tile(int64_t t0, const Segments& s) const { return at(t0 * s.depth, t0 * s.blocks(), t0 * s.count); }
+  // A tile of so many rows from a segment on.
+  QRows from(int64_t segment, int64_t rows, const Segments& s) const {
+    int64_t k = segment * s.length;
+    return at(k * rows, k / s.block * rows, segment * rows);
+  }
+
+ private:
+  QRows() = default;
+  QRows at(int64_t code, int64_t start, int64_t number) const {
+    QRows r;
+    r.codes = codes + code, r.starts = starts + start, r.scales = scales + number, r.sums = sums + number;
+    return r;
+  }
+};
+
+// Round to nearest even, for |x| < 2^22.
+INLINE ni round_native(nf x) { return (ni)(x + 0x1.8p23f) - 0x4B400000; }
+
+// The largest absolute value of x[0..n); NaN if there is one. In bits: those of numbers without a sign are in their order.
+template <class T>
+INLINE float largest_of(const T* x, int64_t n) {
+  ni most{};
+  for (int64_t k = 0; k < n; k += W) {
+    F v = load_n(x + k, n - k);
+    EACH(NV) {
+      ni bits = (ni)v.v[i] & 0x7fffffff;
+      most = bits > most ? bits : most;
+    }
+  }
+  int32_t lanes[LANES];
+  memcpy(lanes, &most, sizeof most);
+  _Pragma("GCC unroll 4") for (int w = LANES / 2; w > 0; w /= 2)
+    _Pragma("GCC unroll 8") for (int j = 0; j < w; j++) lanes[j] = lanes[j] > lanes[j + w] ? lanes[j] : lanes[j + w];
+  float found;
+  memcpy(&found, lanes, 4);
+  return found;
+}
+
+// Codes of 16 elements: round(x / scale) within 127; zero where the scale is zero or not finite.
+struct Quantizer {
+  nf scale, kept;
+  explicit Quantizer(float s) : scale(native_splat(s)), kept(native_splat(s > 0 && s < 3.4e38f ? 127.0f : 0.0f)) {}
+
+  INLINE I operator()(F x) const {
+    I r;
+    EACH(NV) {
+      nf v = x.v[i] / scale;
+      v = v < kept ? v : kept;  // NaN too
+      v = v > -kept ? v : -kept;
+      r.v[i] = round_native(v);
+    }
+    return r;
+  }
+};
+
+INLINE void store_codes(int8_t* p, I codes) {
+  typedef int8_t bytes __attribute__((vector_size(LANES)));
+  EACH(NV) {
+    bytes b = __builtin_convertvector(codes.v[i], bytes);
+    memcpy(p + i * LANES, &b, sizeof b);
+  }
+}
+
+// Sums of codes at even and at odd pairs of k.
+struct PairSums {
+  ni lanes{};
+  INLINE void add(I codes) { EACH(NV) lanes += codes.v[i]; }
+  INLINE void get(int32_t& first, int32_t& last) const {
+    int32_t s[LANES];
+    memcpy(s, &lanes, sizeof s);
+    first = last = 0;
+    _Pragma("GCC unroll 4") for (int j = 0; j < LANES; j += 4) first += s[j] + s[j + 1], last += s[j + 2] + s[j + 3];
+  }
+};
+
+// Row r of a tile of R rows.
+template <Codes Q, class T>
+inline void quantize_row(const T* x, const Segments& s, int32_t zero, int64_t r, int64_t R, QRows out) {
+  int8_t* to = out.codes + r * 4;
+  int32_t* start = out.starts + r;
+  float scale = 0;
+  for (int64_t i = 0; i < s.count; i++) {
+    int64_t begin = i * s.length, end = s.end(i);
+    if (begin % s.x_group == 0) scale = largest_of(x + begin, s.x_group < s.K - begin ? s.x_group : s.K - begin) / 127;
+    Quantizer quantize(scale);
+    int32_t sum = 0;
+    for (int64_t k = begin; k < end; k += s.block, start += R) {
+      alignas(64) int8_t codes[BLOCK];
+      PairSums sums;
+      _Pragma("GCC unroll 2") for (int64_t j = 0; j < BLOCK && j < s.block; j += W) {
+        int64_t left = s.K - k - j, n = s.block - j < left ? s.block - j : left;
+        I part = quantize(load_n(x + k + j, n < 0 ? 0 : n));
+        store_codes(codes + j, part);
+        sums.add(part);
+      }
+      _Pragma("GCC unroll 8") for (int64_t j = 0; j < s.block; j += 4, to += R * 4) memcpy(to, codes + j, 4);
+      int32_t first_pairs, last_pairs;
+      sums.get(first_pairs, last_pairs);
+      *start = start_of<Q>(zero, first_pairs, last_pairs);
+      sum += first_pairs + last_pairs;
+    }
+    out.scales[i * R + r] = scale;
+    out.sums[i * R + r] = scale * float(sum);
+  }
+}
+
+// Rows of x, ld apart, quantised in tiles.
+template <Codes Q, class T>
+KERNEL void quantize_rows(Thread& th, const T* x, int64_t ld, RowTiles tiles, Segments s, int32_t zero, QRows out) {
+  int64_t tile = 0;
+  for (int64_t t = th.first(tiles.rows); t < th.last(tiles.rows); t++) {
+    while (tiles.first(tile + 1) <= t) tile++;
+    int64_t t0 = tiles.first(tile);
+    quantize_row<Q>(x + t * ld, s, zero, t - t0, tiles.first(tile + 1) - t0, out.tile(t0, s));
+  }
+}
+
+// sums[r][lane] (+)= over segments first..last-1 of one panel, for R rows. OPEN: each code has a byte.
+// SINGLE: segments are blocks of 32. `codes` and the rows begin with the first segment.
+template <class M, int R, bool OPEN, bool SINGLE>
+__attribute__((noinline)) void q_tile(QRows x, const uint8_t* codes, Panel<M> panel, const Segments& s, int64_t first, int64_t last,
+                                      float* sums) {
+  constexpr bool HALVES = M::CODES == Codes::U4 && !OPEN;
+  nf acc[R][NV];
+  if (first > 0) {
+    _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) EACH(NV) memcpy(&acc[r][i], sums + r * W + i * LANES, sizeof(nf));
+  } else {
+    _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) EACH(NV) acc[r][i] = nf{};
+  }
+  const int64_t pairs = SINGLE ? BLOCK / 8 : s.block / 8;
+  int64_t group = first / s.per_group, left = (group + 1) * s.per_group - first;
+  const int8_t* xq = x.codes;
+  const int32_t* start = x.starts;
+  // The sums of the next block.
+  auto block = [&]() __attribute__((always_inline)) {
+    BlockSums<M::CODES, R> sum(start);
+    start += R;
+    _Pragma("GCC unroll 4") for (int64_t p = 0; p < pairs; p++, xq += R * 8) {
+      nb a[NV], b[NV];
+      if constexpr (HALVES) {
+        EACH(NV) {
+          nb both = load_bytes(codes + i * sizeof(nb));
+          a[i] = low_halves(both), b[i] = high_halves(both);
+        }
+      } else {
+        EACH(NV) a[i] = load_bytes(codes + i * sizeof(nb)), b[i] = load_bytes(codes + 4 * W + i * sizeof(nb));
+      }
+      if constexpr (!OPEN) {
+        __builtin_prefetch(codes + Q_AHEAD);
+        if constexpr (!HALVES) __builtin_prefetch(codes + Q_AHEAD + 64);
+      }
+      codes += HALVES ? 4 * W : 8 * W;
+      sum.add(a, xq);
+      sum.add(b, xq + R * 4);
+    }
+    return sum;
+  };
+  for (int64_t i = first; i < last; i++) {
+    nf dot[R][NV];
+    {
+      auto sum = block();
+      _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) EACH(NV) {
+        if constexpr (SINGLE) dot[r][i] = __builtin_convertvector(sum.of(r, i), nf);
+        else dot[r][i] = (nf)sum.of(r, i);
+      }
+    }
+    if constexpr (!SINGLE) {
+      for (int64_t k = i * s.length + s.block; k < s.end(i); k += s.block) {
+        auto sum = block();
+        _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) EACH(NV) dot[r][i] = (nf)((ni)dot[r][i] + sum.of(r, i));
+      }
+      _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) EACH(NV) dot[r][i] = __builtin_convertvector((ni)dot[r][i], nf);
+    }
+    EACH(NV) {
+      nf scale = panel.scale(group, i);
+      _Pragma("GCC unroll 16") for (int r = 0; r < R; r++)
+        acc[r][i] = native_fma(dot[r][i], scale * native_splat(x.scales[r]), acc[r][i]);
+      if constexpr (M::ZEROS || M::OFFSETS) {
+        nf lift = panel.lift(group, i, scale);
+        _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) acc[r][i] = native_fma(lift, native_splat(x.sums[r]), acc[r][i]);
+      }
+    }
+    x.scales += R, x.sums += R;
+    if (--left == 0) group++, left = s.per_group;
+  }
+  _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) EACH(NV) memcpy(sums + r * W + i * LANES, &acc[r][i], sizeof(nf));
+}
+
+template <class M>
+using QTile = void (*)(QRows, const uint8_t*, Panel<M>, const Segments&, int64_t, int64_t, float*);
+
+template <class M, bool OPEN, bool SINGLE, int... R>
+constexpr QTile<M> q_tile_of(int64_t rows, std::integer_sequence<int, R...>) {
+  constexpr QTile<M> TABLE[] = {q_tile<M, R + 1, OPEN, SINGLE>...};
+  return TABLE[rows - 1];
+}
+
+template <class M, bool OPEN>
+inline QTile<M> q_tile_for(int64_t rows, const Segments& s) {
+  constexpr auto ROWS = std::make_integer_sequence<int, Q_ROWS<M::CODES>>();
+  return s.length == BLOCK ? q_tile_of<M, OPEN, true>(rows, ROWS) : q_tile_of<M, OPEN, false>(rows, ROWS);
+}
+
+// Steps along K of a panel, a byte for each code.
+inline void open_codes(const uint8_t* codes, int64_t steps, uint8_t* out) {
+  for (int64_t k = 0; k < steps; k += 8, codes += 4 * W, out += 8 * W)
+    EACH(NV) {
+      nb both = load_bytes(codes + i * sizeof(nb)), low = low_halves(both), high = high_halves(both);
+      memcpy(out + i * sizeof(nb), &low, sizeof low);
+      memcpy(out + 4 * W + i * sizeof(nb), &high, sizeof high);
+    }
+}
+
+// sums[row - first row][16] of the rows of tiles first..last-1 with one panel.
+template <class M>
+inline void q_panel_sums(QRows x, RowTiles tiles, int64_t first, int64_t last, Panel<M> panel, const Segments& s, float* sums) {
+  constexpr bool HALVES = M::CODES == Codes::U4;
+  bool chunks = last - first > 1 && s.length <= UNPACKED;
+  int64_t chunk = chunks ? UNPACKED / s.length : s.count;
+  alignas(64) uint8_t room[HALVES ? UNPACKED * W : 1];
+  for (int64_t i = 0; i < s.count; i += chunk) {
+    int64_t stop = i + chunk < s.count ? i + chunk : s.count, k = i * s.length;
+    const uint8_t* codes = panel.codes + k / 4 * M::QUAD;
+    bool open = HALVES && chunks;
+    if (open) open_codes(codes, s.end(stop - 1) - k, room);
+    for (int64_t tile = first; tile < last; tile++) {
+      int64_t t0 = tiles.first(tile), rows = tiles.first(tile + 1) - t0;
+      auto run = open ? q_tile_for<M, HALVES>(rows, s) : q_tile_for<M, false>(rows, s);
+      run(x.tile(t0, s).from(i, rows, s), open ? room : codes, panel, s, i, stop, sums + (t0 - tiles.first(first)) * W);
+    }
+  }
+}
+
+// The panels with quantised rows; threads draw a panel, or a pair, and a span of the rows.
+template <bool PAIRED, class M, class Epilogue>
+inline void q_panels(Thread& th, QRows x, RowTiles tiles, int64_t N, M w, const Segments& s, Epilogue epilogue) {
+  constexpr int64_t PANELS = PAIRED ? 2 : 1, MOST_SUMS = Q_MOST_ROWS * W, MOST = Q_MOST_ROWS / Q_ROWS<M::CODES>;
+  int64_t units = (N + W - 1) / W, least = (tiles.count + MOST - 1) / MOST;
+  int64_t wanted = (4 * th.count + units - 1) / units;  // few panels are split by rows, so that all threads work
+  int64_t spans = wanted <= least ? least : wanted < tiles.count ? wanted : tiles.count;
+  th.share(units * spans, [&](int64_t item) {
+    int64_t n = item % units * W, lanes = N - n < W ? N - n : W, span = item / units;
+    int64_t first = tiles.count * span / spans, last = tiles.count * (span + 1) / spans;
+    alignas(64) float sums[PANELS][MOST_SUMS];
+    for (int64_t p = 0; p < PANELS; p++) q_panel_sums(x, tiles, first, last, Panel<M>(w, n / W * PANELS + p), s, sums[p]);
+    int64_t t0 = tiles.first(first), t1 = tiles.first(last);
+    for (int64_t t = t0; t < t1; t++) {
+      const float* a = sums[0] + (t - t0) * W;
+      if constexpr (PAIRED) epilogue(t, n, load(a), load(a + MOST_SUMS), lanes);
+      else epilogue(t, n, load(a), lanes);
+    }
+  });
+}
+
+// As linear (linear.h) with a quantised matrix; x is quantised in groups of x_group (0: whole rows).
+// scratch: QRows::bytes of the rows.
+template <bool PAIRED, class T, class M, class Epilogue>
+KERNEL void qlinear(Thread& th, const T* x, int64_t ld, int64_t rows, int64_t N, M w, int64_t x_group, void* scratch,
+                    Epilogue epilogue) {
+  if (rows == 0) return;
+  Segments s(w.K, w.group, x_group);
+  RowTiles tiles(rows, Q_ROWS<M::CODES>);
+  alignas(64) char own[OWN_ROW * 5 / 2];
+  if (rows == 1 && s.depth <= OWN_ROW) {
+    QRows row(own, 1, s);
+    quantize_row<M::CODES>(x, s, w.zero, 0, 1, row);
+    return q_panels<PAIRED>(th, row, tiles, N, w, s, epilogue);
+  }
+  QRows packed(scratch, rows, s);
+  quantize_rows<M::CODES>(th, x, ld, tiles, s, w.zero, packed);
+  th.sync();
+  q_panels<PAIRED>(th, packed, tiles, N, w, s, epilogue);
+}
+
+}  // namespace octavo
