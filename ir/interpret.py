@@ -7,7 +7,7 @@ narrower results still round, so the outcome is what exact arithmetic between th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +26,7 @@ from ir.types import KV, DType, Tensor, Type
 Array = np.ndarray[Any, np.dtype[Any]]
 KVState = dict[str, Array]  # a stream's parts: [layers, blocks, *Stream.part_shape]
 WeightReader = Callable[[str], Array]
+Compute = Callable[[Op, RefCall], Sequence[Any]]  # an op's results
 
 
 class InterpretError(ValueError):
@@ -59,7 +60,7 @@ def interpret(
     reuse: the results of earlier runs, which are taken where an op's computation is one of theirs.
     """
     read = weights if callable(weights) else weights.__getitem__
-    machine = _Machine(graph, bind_dims(graph, inputs), read, float_type, reuse)
+    machine = Machine(graph, bind_dims(graph, inputs), read, float_type, reuse)
     for value in graph.inputs:
         machine.give(value, inputs[value.name])
     with np.errstate(all="ignore"):
@@ -132,7 +133,12 @@ def _shown(op: Op) -> Generator[None]:
         raise InterpretError(f"{e} in\n  {print_op(op)}") from e
 
 
-class _Machine:
+def reference(op: Op, call: RefCall) -> Sequence[Any]:
+    """An op's results by its numpy reference."""
+    return OPS[op.kind].reference(call)
+
+
+class Machine:
     """The values computed so far, and how one op is run."""
 
     def __init__(
@@ -142,11 +148,13 @@ class _Machine:
         read: WeightReader,
         float_type: type[np.floating[Any]],
         reuse: Reuse | None,
+        compute: Compute | None = None,
     ) -> None:
         self.values: dict[str, Any] = {}
         self.keys: dict[str, Key] = {}
         self.dims = dims
         self._graph, self._read, self._float, self._reuse = graph, read, float_type, reuse
+        self._compute = compute or reference
         self._sizes: dict[Any, int] = {}
 
     def give(self, value: Value, given: Any) -> None:
@@ -170,7 +178,7 @@ class _Machine:
         args = tuple(self._argument(a) for a in op.args)
         with _shown(op):
             types = tuple(a.type if isinstance(a, Value | Weight) else a for a in op.args)
-            results = OPS[op.kind].reference(RefCall(op.kind, args, attrs, self._float, types))
+            results = self._compute(op, RefCall(op.kind, args, attrs, self._float, types))
             return [self._checked(result, out.type) for out, result in zip(op.outs, results, strict=True)]
 
     def _call(self, op: Op, attrs: Mapping[str, Any]) -> Key:
