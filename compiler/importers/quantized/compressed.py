@@ -60,16 +60,16 @@ class Compressed:
         self._shape, fits = self._packed_shape(schemes) if self._packed else self._plain_shape(schemes)
         found, scale = stored.scale_shape("weight_scale", (0, 1, 2))
         has_zero = stored.has("weight_zero_point")
-        fits = [s for s in fits if found in s.scale_shapes(self._shape) and s.symmetric >= (not has_zero)]
-        if len({(s.bits, s.block, s.per_tensor) for s in fits}) != 1:
+        fits = [s for s in fits if found in s.scale_shapes(self._shape) and (s.symmetric or has_zero)]
+        if len(set(fits)) != 1:
             raise stored.error(
                 f"weight_scale {list(found)} of a matrix {list(self._shape)}"
-                f"{' with' if has_zero else ' without'} zero points fits {len(fits)} of the schemes "
-                "in config.json"
+                f"{' with' if has_zero else ' without'} zero points fits {len(set(fits))} of the schemes in "
+                "config.json"
             )
         self._scheme = fits[0]
-        self.grid = self._grid(scale, has_zero and not fits[0].is_float)
-        if has_zero:
+        self.grid = self._grid(scale)
+        if self.grid.zeros is not None:
             self._check_zeros(found)
         self.order = self._order()
 
@@ -88,18 +88,18 @@ class Compressed:
         is_float = self._stored.source.type(f"{self._stored.module}.weight").dtype is DType.F8E4M3
         return (rows, columns), [s for s in schemes if s.is_float == is_float]
 
-    def _grid(self, scale: DType, has_zero: bool) -> Grid:
+    def _grid(self, scale: DType) -> Grid:
         scheme = self._scheme
         codes = DType.F8E4M3 if scheme.is_float else DType.U4 if scheme.bits == 4 else DType.I8
-        zero = 8 if codes is DType.U4 and not has_zero else 0
-        return Grid(self._shape, codes, scheme.block[1], scale, zero, codes if has_zero else None)
+        zero = 8 if codes is DType.U4 and scheme.symmetric else 0
+        return Grid(self._shape, codes, scheme.block[1], scale, zero, None if scheme.symmetric else codes)
 
     def _check_zeros(self, scale: tuple[int, ...]) -> None:
         stored, part = self._stored, "weight_zero_point"
         if self._zeros_are_packed:
             words = -(-self._shape[0] * self._scheme.bits // WORD_BITS)
             stored.expect(part, stored.shape(part, (DType.I32,)), (words, self.grid.num_groups))
-        elif not self._scheme.is_float:
+        else:
             stored.expect(part, stored.shape(part, (DType.I8,), (0, 1, 2)), scale)
 
     @property
@@ -118,7 +118,7 @@ class Compressed:
             return np.ascontiguousarray(codes if self.order is None else codes[:, self.order])
         if part != SCALE and self._zeros_are_packed:
             bits = self._scheme.bits
-            zeros = unpack_columns(self._stored.read("weight_zero_point"), bits, lo, hi)
+            zeros = unpack_columns(self._stored.read("weight_zero_point").T, bits, lo, hi)
             return np.ascontiguousarray(signed(zeros) if bits == 8 else zeros)
         values = self._stored.read("weight_scale" if part == SCALE else "weight_zero_point")
         spread = self._spread(values, lo, hi)
@@ -185,4 +185,6 @@ def _scheme(weights: Any, where: str) -> Scheme:
         what = f"weights have the strategy {shown(strategy)} with {shown(size)} and {shown(block)}"
         raise unread(METHOD, what, where)
     symmetric = weights.get("symmetric", True) is not False
-    return Scheme(bits, kind == "float", symmetric, (block[0], block[1]), strategy == "tensor")
+    return Scheme(
+        bits, kind == "float", symmetric or kind == "float", (block[0], block[1]), strategy == "tensor"
+    )

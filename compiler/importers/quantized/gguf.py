@@ -37,8 +37,9 @@ class Format:
 
 def parts(form: Format, rows: Array) -> Iterator[Array]:
     """Codes [R, K], scales [R, G] and offsets of rows of bytes [R, K / block * block_bytes]."""
-    blocks = rows.reshape(-1, form.block_bytes)
-    return (a.reshape(len(rows), -1) for a in form.split(blocks))
+    per_row = rows.shape[1] // form.block_bytes
+    blocks = rows.reshape(len(rows) * per_row, form.block_bytes)
+    return (a.reshape(len(rows), per_row * a.shape[1]) for a in form.split(blocks))
 
 
 class GgufMatrix:
@@ -113,21 +114,21 @@ def _scales_k(blocks: Array) -> tuple[Array, Array]:
 
 def _q4_k(blocks: Array) -> tuple[Array, ...]:
     codes = _nibbles(blocks[:, 16:].reshape(-1, 4, 32))
-    return codes.reshape(len(blocks), -1), *_scales_k(blocks)
+    return codes.reshape(len(blocks), 256), *_scales_k(blocks)
 
 
 def _q5_k(blocks: Array) -> tuple[Array, ...]:
     codes = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(len(blocks), 8, 32)
     # byte j of 32 holds bit 4 of element j of each of the 8 groups
     bits = np.stack([(blocks[:, 16:48] >> np.uint8(g)) & np.uint8(1) for g in range(8)], 1)
-    return (codes | bits << np.uint8(4)).reshape(len(blocks), -1), *_scales_k(blocks)
+    return (codes | bits << np.uint8(4)).reshape(len(blocks), 256), *_scales_k(blocks)
 
 
 def _q6_k(blocks: Array) -> tuple[Array, ...]:
     low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(len(blocks), 2, 4, 32)
     pairs = blocks[:, 128:192].reshape(-1, 2, 1, 32)
     high = (pairs >> np.arange(0, 8, 2, dtype=np.uint8)[:, None]) & np.uint8(3)
-    codes = (low | high << np.uint8(4)).reshape(len(blocks), -1).view(np.int8) - np.int8(32)
+    codes = (low | high << np.uint8(4)).reshape(len(blocks), 256).view(np.int8) - np.int8(32)
     with np.errstate(all="ignore"):
         scales = _half(blocks, 208).astype(np.float32) * blocks[:, 192:208].view(np.int8).astype(np.float32)
     return codes, scales

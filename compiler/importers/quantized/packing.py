@@ -17,7 +17,7 @@ def unpack(words: Array, bits: int, count: int) -> Array:
     if bits in (2, 4):
         mask = np.uint8((1 << bits) - 1)
         fields = [(packed >> np.uint8(shift)) & mask for shift in range(0, 8, bits)]
-        return np.stack(fields, -1).reshape(len(packed), -1)[:, :count]
+        return np.stack(fields, -1).reshape(len(packed), packed.shape[1] * len(fields))[:, :count]
     single = np.unpackbits(packed, axis=-1, count=count * bits, bitorder="little")
     return np.packbits(single.reshape(len(packed), count, bits), axis=-1, bitorder="little")[..., 0]
 
