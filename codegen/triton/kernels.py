@@ -7,7 +7,7 @@ from collections.abc import Callable
 from codegen.triton import moves, quantize, rows
 from codegen.triton.attention import paged_attention
 from codegen.triton.context import Context
-from codegen.triton.kv_write import kv_write
+from codegen.triton.kv_write import kv_seal, kv_write
 from codegen.triton.launch import Case
 from codegen.triton.linear import linear
 from codegen.triton.qlinear import qlinear
@@ -18,6 +18,7 @@ Printer = Callable[[Context, Op], list[Case]]
 KERNELS: dict[str, Printer] = {
     "embed": moves.embed,
     "kv_write": kv_write,
+    "kv_seal": kv_seal,
     "linear": linear,
     "paged_attention": paged_attention,
     "qlinear": qlinear,

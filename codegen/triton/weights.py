@@ -83,8 +83,8 @@ def stored_dtype(dtype: DType) -> DType:
 
 
 def per_byte(dtype: DType) -> int:
-    """Codes in a byte."""
-    return 8 // dtype.bits
+    """Codes in a byte; 1 of what takes more."""
+    return max(1, 8 // dtype.bits)
 
 
 def row_bytes(dtype: DType, size: int) -> int:

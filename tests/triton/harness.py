@@ -14,9 +14,9 @@ import numpy as np
 
 from codegen import triton
 from codegen.evaluate import Evaluator
-from codegen.kv_block import block_bytes, stream_offsets
+from codegen.kv_block import block_bytes
 from ir.graph import Graph
-from ir.types import KV
+from ir.types import KV, Stream
 from runtime.gpu.device import KernelSpec
 from runtime.gpu.interpret import InterpretedDevice
 from runtime.gpu.plan import Launch, Plan, evaluate
@@ -101,10 +101,15 @@ class TritonModel:
         return [aligned(blocks * block_bytes(kv), np.uint8, 255) for kv in self.states]
 
     def step(
-        self, cache: list[Array], chunks: Sequence[Chunk], rows: Sequence[int] | None = None, stride: int = 64
+        self,
+        cache: list[Array],
+        chunks: Sequence[Chunk],
+        rows: Sequence[int] | None = None,
+        stride: int = 64,
+        tails: Sequence[Chunk] | None = None,
     ) -> Array:
-        """One forward. Returns the logits of `rows` (all tokens by default)."""
-        groups = [pack_step(chunks, stride, kv.block) for kv in self.states]
+        """One forward. Returns the logits of `rows` (all tokens by default). tails: with the tables of tails."""
+        groups = [pack_step((tails or chunks) if kv.tail else chunks, stride, kv.block) for kv in self.states]
         packed = groups[0] if groups else pack_step(chunks, stride)
         rows_array = np.asarray(range(len(packed["ids"])) if rows is None else rows, np.int32)
         logits = aligned(len(rows_array) * self.width, np.float32, np.nan)
@@ -120,16 +125,49 @@ class TritonModel:
         return logits.reshape(len(rows_array), self.width)
 
     def decode_cache(self, cache: Array, group: int, blocks: int) -> dict[str, Array]:
-        """The cache as the reference keeps it: stream -> [layers, blocks, block, heads, head_size]."""
+        """The cache as the reference keeps it: a stream's parts, [layers, blocks, *Stream.part_shape]."""
         kv = self.states[group]
-        offsets, layer_bytes = stream_offsets(kv)
-        raw = cache.reshape(blocks, -1)
         found: dict[str, Array] = {}
-        for s, offset in zip(kv.streams, offsets, strict=True):
-            layers = []
-            for layer in range(kv.layers):
-                start = layer * layer_bytes + offset
-                part = raw[:, start : start + s.bytes_per_token * kv.block].copy().view(s.dtype.numpy)
-                layers.append(part.reshape(blocks, s.heads, kv.block, s.head_size).transpose(0, 2, 1, 3))
-            found[s.name] = np.stack(layers)
+        for s, pieces in zip(kv.streams, split_block(kv, cache.reshape(blocks, -1)), strict=True):
+            for part, piece in zip(s.parts, pieces, strict=True):
+                found[part] = np.ascontiguousarray(np.stack(piece))
         return found
+
+
+def split_block(kv: KV, raw: Array) -> list[list[list[Array]]]:
+    """For each stream, each of its parts, each layer: the part of every block, unpacked.
+
+    raw: blocks [blocks, bytes]. By the description in codegen/triton/kv_layout.py, not by its code.
+    """
+    found: list[list[list[Array]]] = [[[] for _ in s.parts] for s in kv.streams]
+    at = 0
+    for _ in range(kv.layers):
+        for s, parts in zip(kv.streams, found, strict=True):
+            for part, of in zip(s.parts, parts, strict=True):
+                unpack = _codes if part == s.name else _scales
+                piece, at = unpack(raw, at, s, kv.block)
+                of.append(piece)
+    return found
+
+
+def _codes(raw: Array, at: int, s: Stream, block: int) -> tuple[Array, int]:
+    """(elements or codes [blocks, block, heads, size], where they end)."""
+    per = max(1, 8 // s.dtype.bits)
+    size = s.head_size if per == 1 else -(-s.head_size // 16) * 16
+    end = at + s.heads * block * size * s.dtype.bits // 8
+    part = np.ascontiguousarray(raw[:, at:end])
+    if per == 1:
+        part = part.view(s.dtype.numpy).reshape(len(raw), s.heads, block, size)
+        return part.transpose(0, 2, 1, 3), end
+    codes = np.stack([part >> (s.dtype.bits * i) & (1 << s.dtype.bits) - 1 for i in range(per)], -1)
+    if s.per == "channel":
+        codes = codes.reshape(len(raw), s.heads, block // per, size, per).transpose(0, 2, 4, 1, 3)
+        return codes.reshape(len(raw), block, s.heads, size)[..., : s.head_size], end
+    return codes.reshape(len(raw), s.heads, block, size).transpose(0, 2, 1, 3)[..., : s.head_size], end
+
+
+def _scales(raw: Array, at: int, s: Stream, block: int) -> tuple[Array, int]:
+    width = s.head_size if s.per == "channel" else block
+    end = at + 2 * s.heads * width
+    part = np.ascontiguousarray(raw[:, at:end]).view(np.float16).reshape(len(raw), s.heads, width)
+    return part if s.per == "channel" else part.transpose(0, 2, 1), end
