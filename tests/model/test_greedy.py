@@ -11,7 +11,7 @@ import pytest
 import runtime
 
 NEW_TOKENS = 64
-FEWER = 24  # tokens under each option: over the end of a block, and past the prompts' last chunks
+FEWER = 24  # tokens alone and under each option: over the end of a block, and past the prompts' last chunks
 TIE = 0.002  # below this margin two float32 implementations may choose differently
 
 
@@ -23,12 +23,10 @@ def engine(demo_f32: Path) -> Iterator[runtime.Engine]:
 
 
 @pytest.fixture(scope="module")
-def alone(engine: runtime.Engine, greedy_cases: list[dict[str, Any]]) -> list[Any]:
-    """Each case's completion, generated with nothing beside it."""
-    return [
-        runtime.generate(engine, [case["prompt_ids"]], max_new_tokens=NEW_TOKENS, logprobs=3)[0]
-        for case in greedy_cases
-    ]
+def together(engine: runtime.Engine, greedy_cases: list[dict[str, Any]]) -> list[Any]:
+    """Each case's completion, generated with all the others."""
+    prompts = [case["prompt_ids"] for case in greedy_cases]
+    return runtime.generate(engine, prompts, max_new_tokens=NEW_TOKENS, logprobs=3)
 
 
 def first_difference(ours: list[int], theirs: list[int]) -> int | None:
@@ -37,9 +35,9 @@ def first_difference(ours: list[int], theirs: list[int]) -> int | None:
 
 @pytest.mark.parametrize("index", range(18))
 def test_tokens_are_those_of_transformers(
-    alone: list[Any], greedy_cases: list[dict[str, Any]], index: int
+    together: list[Any], greedy_cases: list[dict[str, Any]], index: int
 ) -> None:
-    case, ours = greedy_cases[index], alone[index].token_ids
+    case, ours = greedy_cases[index], together[index].token_ids
     step = first_difference(ours, case["new_ids"])
     if step is None:
         assert len(ours) == len(case["new_ids"])
@@ -61,28 +59,29 @@ def test_texts_tokenize_to_the_ids_that_transformers_gives(
         assert list(completion.prompt_token_ids) == case["prompt_ids"], case["prompt"]
 
 
-def assert_equal(ours: list[Any], expected: list[Any], count: int = NEW_TOKENS) -> None:
-    """Not a bit of the first `count` tokens differs."""
+def assert_begins(ours: list[Any], expected: list[Any]) -> None:
+    """Not a bit of the first tokens differs."""
     for a, b in zip(ours, expected, strict=True):
-        assert list(a.token_ids) == list(b.token_ids[:count])
-        assert list(a.logprobs) == list(b.logprobs[:count])
+        assert list(a.token_ids) == list(b.token_ids[:FEWER])
+        assert list(a.logprobs) == list(b.logprobs[:FEWER])
 
 
-def test_all_in_one_batch_give_exactly_what_each_gives_alone(
-    engine: runtime.Engine, alone: list[Any], greedy_cases: list[dict[str, Any]]
+def test_alone_each_gives_exactly_what_all_in_one_batch_give(
+    engine: runtime.Engine, together: list[Any], greedy_cases: list[dict[str, Any]]
 ) -> None:
     prompts = [case["prompt_ids"] for case in greedy_cases]
-    assert_equal(runtime.generate(engine, prompts, max_new_tokens=NEW_TOKENS, logprobs=3), alone)
+    alone = [runtime.generate(engine, [p], max_new_tokens=FEWER, logprobs=3)[0] for p in prompts]
+    assert_begins(alone, together)
 
 
 @pytest.mark.parametrize("options", [{"max_step_tokens": 16}, {"threads": 1}, {"prefix_cache": True}])
 def test_a_step_budget_threads_and_prefix_hits_change_nothing(
-    demo_f32: Path, alone: list[Any], greedy_cases: list[dict[str, Any]], options: dict[str, Any]
+    demo_f32: Path, together: list[Any], greedy_cases: list[dict[str, Any]], options: dict[str, Any]
 ) -> None:
     engine = runtime.load(demo_f32, **options)
     prompts = [case["prompt_ids"] for case in greedy_cases]
     try:
         for _ in range(1 + bool(options.get("prefix_cache"))):  # the second time every prompt hits
-            assert_equal(runtime.generate(engine, prompts, max_new_tokens=FEWER, logprobs=3), alone, FEWER)
+            assert_begins(runtime.generate(engine, prompts, max_new_tokens=FEWER, logprobs=3), together)
     finally:
         engine.close()
