@@ -43,10 +43,14 @@ class QuantizeActivations(Pass):
             return Result(graph, 0)
         return result(rewrite(graph, (Rule("quantize activation", ("linear",), self.apply),)))
 
+    def applies(self, codes: DType | None) -> bool:
+        """Whether it quantises what linears of such codes read."""
+        return codes in _CODES.get(self.dtype, ())
+
     def apply(self, op: Op, view: View) -> Replacement | None:
         x, matrix = op.args[:2]
         codes = dequantize_of(view.producer, matrix)
-        if codes is None or dtype(codes.args[0]) not in _CODES[self.dtype]:
+        if codes is None or not self.applies(dtype(codes.args[0])):
             return None
         if not isinstance(x, Value) or is_constant(view, x) or view.made_by(x, "dequantize") is not None:
             return None
