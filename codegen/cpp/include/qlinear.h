@@ -12,12 +12,11 @@
 namespace octavo {
 
 // Rows whose sums of a block fill the registers.
-template <Codes Q>
 constexpr int Q_ROWS = LANES == 16 ? 12 : LANES == 8 ? 5 : 2;
-constexpr int64_t Q_AHEAD = 1024;       // bytes between a code's fetch and its use
-constexpr int64_t UNPACKED = 1024;      // steps along K that are unpacked at once
-constexpr int64_t Q_MOST_ROWS = 128;    // whose sums are kept at once
-constexpr int64_t OWN_ROW = 16384;      // elements of a single row, which every thread quantises for itself
+constexpr int Q_MOST_ROWS = 128;    // whose sums are kept at once
+constexpr int64_t Q_AHEAD = 1024;   // bytes between a code's fetch and its use
+constexpr int64_t UNPACKED = 1024;  // steps along K that are unpacked at once
+constexpr int64_t OWN_ROW = 16384;  // elements of a single row, which every thread quantises for itself
 
 // Quantised rows: as tiles [depth/4][rows of the tile][4], one after the other, and numbers of each row, in the same order.
 struct QRows {
@@ -75,29 +74,43 @@ INLINE float largest_of(const T* x, int64_t n) {
   return found;
 }
 
-// Codes of 16 elements: round(x / scale) within 127; zero where the scale is zero or not finite.
+// What a scale divides by; 0 for a scale of 0.
+INLINE float inverse_of(float scale) { return scale == 0 ? 0.0f : 1 / scale; }
+
+// x * inverse within a limit; what is no number then is zero.
+INLINE nf scaled(nf x, nf inverse, nf limit) {
+  nf v = x * inverse;
+  nf limited = v < limit ? v : limit;
+  limited = limited > -limit ? limited : -limit;
+  return (nf)((ni)limited & (v == v));
+}
+
+// Codes of 16 elements: round(x * inverse) within 127.
 struct Quantizer {
-  nf scale, kept;
-  explicit Quantizer(float s) : scale(native_splat(s)), kept(native_splat(s > 0 && s < 3.4e38f ? 127.0f : 0.0f)) {}
+  nf inverse, limit;
+  explicit Quantizer(float scale) : inverse(native_splat(inverse_of(scale))), limit(native_splat(127.0f)) {}
 
   INLINE I operator()(F x) const {
     I r;
-    EACH(NV) {
-      nf v = x.v[i] / scale;
-      v = v < kept ? v : kept;  // NaN too
-      v = v > -kept ? v : -kept;
-      r.v[i] = round_native(v);
-    }
+    EACH(NV) r.v[i] = round_native(scaled(x.v[i], inverse, limit));
     return r;
   }
 };
 
 INLINE void store_codes(int8_t* p, I codes) {
-  typedef int8_t bytes __attribute__((vector_size(LANES)));
-  EACH(NV) {
-    bytes b = __builtin_convertvector(codes.v[i], bytes);
-    memcpy(p + i * LANES, &b, sizeof b);
-  }
+#if defined(__AVX512F__)
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)codes.v[0]));
+#elif defined(__AVX2__)
+  __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)codes.v[0], (__m256i)codes.v[1]), 0xD8);
+  _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+#elif defined(__SSE2__)
+  __m128i low = _mm_packs_epi32((__m128i)codes.v[0], (__m128i)codes.v[1]);
+  _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(low, _mm_packs_epi32((__m128i)codes.v[2], (__m128i)codes.v[3])));
+#elif defined(__aarch64__)
+  int16x8_t low = vcombine_s16(vmovn_s32((int32x4_t)codes.v[0]), vmovn_s32((int32x4_t)codes.v[1]));
+  int16x8_t high = vcombine_s16(vmovn_s32((int32x4_t)codes.v[2]), vmovn_s32((int32x4_t)codes.v[3]));
+  vst1q_s8(p, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
+#endif
 }
 
 // Sums of codes at even and at odd pairs of k.
@@ -112,34 +125,49 @@ struct PairSums {
   }
 };
 
+// A block of row r: its first `n` elements of x are codes, the others zero. Returns the sum of the codes.
+template <Codes Q, class T>
+INLINE int32_t quantize_block(const T* x, int64_t n, int64_t block, Quantizer quantize, int32_t zero, int64_t R, int8_t* to,
+                              int32_t* start) {
+  alignas(64) int8_t codes[BLOCK];
+  PairSums sums;
+  _Pragma("GCC unroll 2") for (int64_t j = 0; j < block; j += W) {
+    int64_t count = n - j < block - j ? n - j : block - j;
+    I part = quantize(load_n(x + j, count < 0 ? 0 : count));
+    store_codes(codes + j, part);
+    sums.add(part);
+  }
+  _Pragma("GCC unroll 8") for (int64_t j = 0; j < block; j += 4) memcpy(to + j * R, codes + j, 4);
+  int32_t first_pairs, last_pairs;
+  sums.get(first_pairs, last_pairs);
+  *start = start_of<Q>(zero, first_pairs, last_pairs);
+  return first_pairs + last_pairs;
+}
+
 // Row r of a tile of R rows.
 template <Codes Q, class T>
 inline void quantize_row(const T* x, const Segments& s, int32_t zero, int64_t r, int64_t R, QRows out) {
-  int8_t* to = out.codes + r * 4;
-  int32_t* start = out.starts + r;
   float scale = 0;
-  for (int64_t i = 0; i < s.count; i++) {
-    int64_t begin = i * s.length, end = s.end(i);
-    if (begin % s.x_group == 0) scale = largest_of(x + begin, s.x_group < s.K - begin ? s.x_group : s.K - begin) / 127;
-    Quantizer quantize(scale);
-    int32_t sum = 0;
-    for (int64_t k = begin; k < end; k += s.block, start += R) {
-      alignas(64) int8_t codes[BLOCK];
-      PairSums sums;
-      _Pragma("GCC unroll 2") for (int64_t j = 0; j < BLOCK && j < s.block; j += W) {
-        int64_t left = s.K - k - j, n = s.block - j < left ? s.block - j : left;
-        I part = quantize(load_n(x + k + j, n < 0 ? 0 : n));
-        store_codes(codes + j, part);
-        sums.add(part);
-      }
-      _Pragma("GCC unroll 8") for (int64_t j = 0; j < s.block; j += 4, to += R * 4) memcpy(to, codes + j, 4);
-      int32_t first_pairs, last_pairs;
-      sums.get(first_pairs, last_pairs);
-      *start = start_of<Q>(zero, first_pairs, last_pairs);
-      sum += first_pairs + last_pairs;
+  for (int64_t i = 0, left = 0; i < s.count; i++, left -= s.length) {  // all of them first: their latencies overlap
+    if (left <= 0) {
+      int64_t begin = i * s.length, n = s.x_group < s.K - begin ? s.x_group : s.K - begin;
+      scale = (n == BLOCK ? largest_of(x + begin, BLOCK) : largest_of(x + begin, n)) / 127;
+      left = s.x_group;
     }
     out.scales[i * R + r] = scale;
-    out.sums[i * R + r] = scale * float(sum);
+  }
+  int8_t* to = out.codes + r * 4;
+  int32_t* start = out.starts + r;
+  for (int64_t i = 0; i < s.count; i++) {
+    int64_t begin = i * s.length, end = s.end(i);
+    int32_t sum = 0;
+    Quantizer quantize(out.scales[i * R + r]);
+    for (int64_t k = begin; k < end; k += s.block, start += R, to += s.block * R) {
+      bool whole = s.block == BLOCK && s.K - k >= BLOCK;
+      if (whole) sum += quantize_block<Q>(x + k, BLOCK, BLOCK, quantize, zero, R, to, start);
+      else sum += quantize_block<Q>(x + k, s.K - k, s.block, quantize, zero, R, to, start);
+    }
+    out.sums[i * R + r] = out.scales[i * R + r] * float(sum);
   }
 }
 
@@ -236,7 +264,7 @@ constexpr QTile<M> q_tile_of(int64_t rows, std::integer_sequence<int, R...>) {
 
 template <class M, bool OPEN>
 inline QTile<M> q_tile_for(int64_t rows, const Segments& s) {
-  constexpr auto ROWS = std::make_integer_sequence<int, Q_ROWS<M::CODES>>();
+  constexpr auto ROWS = std::make_integer_sequence<int, Q_ROWS>();
   return s.length == BLOCK ? q_tile_of<M, OPEN, true>(rows, ROWS) : q_tile_of<M, OPEN, false>(rows, ROWS);
 }
 
@@ -270,25 +298,35 @@ inline void q_panel_sums(QRows x, RowTiles tiles, int64_t first, int64_t last, P
   }
 }
 
-// The panels with quantised rows; threads draw a panel, or a pair, and a span of the rows.
-template <bool PAIRED, class M, class Epilogue>
-inline void q_panels(Thread& th, QRows x, RowTiles tiles, int64_t N, M w, const Segments& s, Epilogue epilogue) {
-  constexpr int64_t PANELS = PAIRED ? 2 : 1, MOST_SUMS = Q_MOST_ROWS * W, MOST = Q_MOST_ROWS / Q_ROWS<M::CODES>;
+// Calls sums(first tile, tile after the last, panel, room for their rows' sums), and the epilogue with what it leaves there.
+// Threads draw a panel, or a pair, and a span of the rows, of at most `most` tiles of ROWS.
+template <bool PAIRED, int ROWS, int MOST_SUMS, class Sums, class Epilogue>
+inline void share_panels(Thread& th, RowTiles tiles, int64_t N, Sums sums, Epilogue epilogue) {
+  constexpr int64_t PANELS = PAIRED ? 2 : 1, MOST = MOST_SUMS / ROWS;
   int64_t units = (N + W - 1) / W, least = (tiles.count + MOST - 1) / MOST;
   int64_t wanted = (4 * th.count + units - 1) / units;  // few panels are split by rows, so that all threads work
   int64_t spans = wanted <= least ? least : wanted < tiles.count ? wanted : tiles.count;
   th.share(units * spans, [&](int64_t item) {
     int64_t n = item % units * W, lanes = N - n < W ? N - n : W, span = item / units;
     int64_t first = tiles.count * span / spans, last = tiles.count * (span + 1) / spans;
-    alignas(64) float sums[PANELS][MOST_SUMS];
-    for (int64_t p = 0; p < PANELS; p++) q_panel_sums(x, tiles, first, last, Panel<M>(w, n / W * PANELS + p), s, sums[p]);
+    alignas(64) float room[PANELS][MOST_SUMS * W];
+    for (int64_t p = 0; p < PANELS; p++) sums(first, last, n / W * PANELS + p, room[p]);
     int64_t t0 = tiles.first(first), t1 = tiles.first(last);
     for (int64_t t = t0; t < t1; t++) {
-      const float* a = sums[0] + (t - t0) * W;
-      if constexpr (PAIRED) epilogue(t, n, load(a), load(a + MOST_SUMS), lanes);
+      const float* a = room[0] + (t - t0) * W;
+      if constexpr (PAIRED) epilogue(t, n, load(a), load(a + MOST_SUMS * W), lanes);
       else epilogue(t, n, load(a), lanes);
     }
   });
+}
+
+// The panels with quantised rows.
+template <bool PAIRED, class M, class Epilogue>
+inline void q_panels(Thread& th, QRows x, RowTiles tiles, int64_t N, M w, const Segments& s, Epilogue epilogue) {
+  auto sums = [&](int64_t first, int64_t last, int64_t panel, float* room) {
+    q_panel_sums(x, tiles, first, last, Panel<M>(w, panel), s, room);
+  };
+  share_panels<PAIRED, Q_ROWS, Q_MOST_ROWS>(th, tiles, N, sums, epilogue);
 }
 
 // As linear (linear.h) with a quantised matrix; x is quantised in groups of x_group (0: whole rows).
@@ -298,7 +336,7 @@ KERNEL void qlinear(Thread& th, const T* x, int64_t ld, int64_t rows, int64_t N,
                     Epilogue epilogue) {
   if (rows == 0) return;
   Segments s(w.K, w.group, x_group);
-  RowTiles tiles(rows, Q_ROWS<M::CODES>);
+  RowTiles tiles(rows, Q_ROWS);
   alignas(64) char own[OWN_ROW * 5 / 2];
   if (rows == 1 && s.depth <= OWN_ROW) {
     QRows row(own, 1, s);

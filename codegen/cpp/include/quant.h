@@ -5,6 +5,8 @@
 // Codes lie in quads, four elements of K of one output side by side: 8-bit ones as [K/4][16][4], 4-bit ones as
 // [K/8][16][4], the first quad in the low halves of the bytes, the next in the high ones. K is padded to a multiple of 32.
 #pragma once
+#include <type_traits>
+
 #include "dot.h"
 #include "half.h"
 
@@ -17,6 +19,23 @@ INLINE nf native_load(const int8_t* p) {
   bytes b;
   memcpy(&b, p, sizeof b);
   return __builtin_convertvector(__builtin_convertvector(b, ni), nf);
+}
+
+// A number of e4m3: a sign, four bits of exponent and three of mantissa.
+struct f8 {
+  uint8_t bits;
+};
+
+// Numbers of e4m3 from their bits; NaN, 0x7f, is never packed.
+INLINE nf decode_f8(ni bits) {
+  nf size = (nf)((bits & 0x7f) << 20) * 0x1p120f;
+  return (nf)((ni)size | (bits & 0x80) << 24);
+}
+// The nearest number of e4m3 to one within 448: a multiple of 2^-9 below 2^-6.
+INLINE nf round_f8(nf x) {
+  nu bits = (nu)x, size = bits & 0x7fffffff;
+  nu small = (nu)((nf)size + 24576.0f - 24576.0f), large = (size + 0x7ffff + (size >> 20 & 1)) & 0xfff00000u;
+  return (nf)((size < 0x3c800000u ? small : large) | (bits & 0x80000000u));
 }
 
 enum class Codes { U4, I8, F8 };
