@@ -18,6 +18,8 @@ from compiler.checkpoint import open_checkpoint
 from compiler.errors import CompileError
 from compiler.files import MAX_CONFIG_BYTES, check_links, is_file, read_file
 from compiler.importers.gguf_header import read_header
+from compiler.importers.quantized.detect import quantized_source
+from compiler.weights import WeightSource
 
 POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx", "seq_length")
 
@@ -58,9 +60,16 @@ def _directory(path: Path, weights: bool) -> Survey:
     context = _context(path / "config.json")
     if not weights:
         return Survey("shapes", max_context=context)
-    source, files = open_checkpoint(path)
+    source, files = _open_weights(path)
     counts = [prod(int(n) for n in source.type(name).shape) for name in source.names]
     return Survey("huggingface", sum(f.stat().st_size for f in files), counts, context)
+
+
+def _open_weights(path: Path) -> tuple[WeightSource, tuple[Path, ...]]:
+    """The weights of a directory, quantised ones under the names of what they stand for."""
+    source, files = open_checkpoint(path)
+    config = json.loads(read_file(path / "config.json", MAX_CONFIG_BYTES)).get("quantization_config")
+    return (quantized_source(source, config, str(path)) if config else source), files
 
 
 def _context(config: Path) -> int | None:

@@ -141,6 +141,9 @@ def import_model(
         divide_frequencies(model, frequency_divisors, source[1])
     names = Names(model, stored)
     names.move_buffers(model)
+    matrices = (
+        quantized_matrices(model, names, weights, source[1]) if isinstance(weights, QuantizedSource) else {}
+    )
     lines: dict[str, str] = {}
     graph = export_graph(model, context, name, names, lines)
     constants = constants_of(model, names, graph)
@@ -148,9 +151,6 @@ def import_model(
         weights = ShapeSource({w.name: tensor_of(w) for w in graph.weights if w.name not in constants.names})
     layered = LayeredSource((constants, weights), names.renames)
     check_weights(graph, layered, source[1])
-    matrices = (
-        quantized_matrices(model, names, weights, source[1]) if isinstance(weights, QuantizedSource) else {}
-    )
     if keep_grid:
         graph = keep_grids(graph, matrices, source[1])
         layered = LayeredSource((PartSource(matrices), layered))

@@ -3,7 +3,7 @@
 Blocks of 32: Q4_0 (f16 d, codes), Q4_1 (d, m, codes), Q5_0 (d, high bits, codes), Q5_1 (d, m, high bits,
 codes), Q8_0 (d, codes). Blocks of 256: Q4_K and Q5_K have 8 groups, each of a scale d * sc and an offset
 -dmin * m with sc and m of 6 bits; Q6_K has 16 groups of a scale d * sc with sc of i8. A product of f16 and at
-most 8 bits is exact in f32.
+most 8 bits is exact in f32. Codes of 5 and 6 bits are given as i8.
 """
 
 from __future__ import annotations
@@ -83,11 +83,13 @@ def _q4_1(blocks: Array) -> tuple[Array, ...]:
 
 
 def _q5_0(blocks: Array) -> tuple[Array, ...]:
-    return _nibbles(blocks[:, 6:]) | _fifth_bits(blocks, 2), _half(blocks, 0)
+    codes = _nibbles(blocks[:, 6:]) | _fifth_bits(blocks, 2)
+    return codes.view(np.int8) - np.int8(16), _half(blocks, 0)
 
 
 def _q5_1(blocks: Array) -> tuple[Array, ...]:
-    return _nibbles(blocks[:, 8:]) | _fifth_bits(blocks, 4), _half(blocks, 0), _half(blocks, 2)
+    codes = _nibbles(blocks[:, 8:]) | _fifth_bits(blocks, 4)
+    return codes.view(np.int8), _half(blocks, 0), _half(blocks, 2)
 
 
 def _q8_0(blocks: Array) -> tuple[Array, ...]:
@@ -121,7 +123,8 @@ def _q5_k(blocks: Array) -> tuple[Array, ...]:
     codes = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(len(blocks), 8, 32)
     # byte j of 32 holds bit 4 of element j of each of the 8 groups
     bits = np.stack([(blocks[:, 16:48] >> np.uint8(g)) & np.uint8(1) for g in range(8)], 1)
-    return (codes | bits << np.uint8(4)).reshape(len(blocks), 256), *_scales_k(blocks)
+    codes = (codes | bits << np.uint8(4)).reshape(len(blocks), 256)
+    return codes.view(np.int8), *_scales_k(blocks)
 
 
 def _q6_k(blocks: Array) -> tuple[Array, ...]:
@@ -137,10 +140,10 @@ def _q6_k(blocks: Array) -> tuple[Array, ...]:
 FORMATS: dict[str, Format] = {
     "Q4_0": Format(18, 32, 32, DType.U4, DType.F16, 8, False, _q4_0),
     "Q4_1": Format(20, 32, 32, DType.U4, DType.F16, 0, True, _q4_1),
-    "Q5_0": Format(22, 32, 32, DType.U8, DType.F16, 16, False, _q5_0),
-    "Q5_1": Format(24, 32, 32, DType.U8, DType.F16, 0, True, _q5_1),
+    "Q5_0": Format(22, 32, 32, DType.I8, DType.F16, 0, False, _q5_0),
+    "Q5_1": Format(24, 32, 32, DType.I8, DType.F16, 0, True, _q5_1),
     "Q8_0": Format(34, 32, 32, DType.I8, DType.F16, 0, False, _q8_0),
     "Q4_K": Format(144, 256, 32, DType.U4, DType.F32, 0, True, _q4_k),
-    "Q5_K": Format(176, 256, 32, DType.U8, DType.F32, 0, True, _q5_k),
+    "Q5_K": Format(176, 256, 32, DType.I8, DType.F32, 0, True, _q5_k),
     "Q6_K": Format(210, 256, 16, DType.I8, DType.F32, 0, False, _q6_k),
 }
