@@ -18,7 +18,7 @@ from ir.dims import symbol
 from ir.graph import Arg, Graph, Op, Value, Weight
 from ir.ops.attention import FIRST_TABLE, TAIL
 from ir.rewrite import Miss
-from ir.types import CHANNEL, KV, DType, Stream, Tensor
+from ir.types import KV, TOKEN, DType, Stream, Tensor
 from passes.base import Pass, PassError, Result
 from passes.match import attribute, operand, shape
 from passes.paging.formats import FORMATS, Format, KeyGrid, tail_of
@@ -26,37 +26,43 @@ from passes.paging.layout import R, T
 
 NONE = "none"
 TAILS = ("f32", "bf16")
-_ERROR = {"int8": 0.1, "fp8": 0.3, "int4": 0.5}  # of a value, as a share of its RMS; of other formats any
+_ERROR = {NONE: 0.0, "int8": 0.1, "fp8": 0.3, "int4": 0.5}  # of a value, as a share of its RMS; else any
 
 
 @dataclass(frozen=True)
 class QuantizeKv(Pass):
-    """format: one of passes.paging.formats, or "none". tail: element type of tails, f32 or bf16. keys: what
-    calibration found, by the place (loc) of the attention that writes them; keys by channel do without."""
+    """format: one of passes.paging.formats, or "none". groups: formats of single groups, the first ones, in
+    place of it. tail: element type of tails, f32 or bf16. keys: what calibration found, by the place (loc) of
+    the attention that writes them; keys by channel do without."""
 
     format: str = NONE
     tail: str = "bf16"
+    groups: tuple[str, ...] = ()
     keys: Mapping[str, KeyGrid] = field(default_factory=dict[str, KeyGrid])
 
     def __post_init__(self) -> None:
-        if self.format != NONE and self.format not in FORMATS:
+        strange = [f for f in (self.format, *self.groups) if f != NONE and f not in FORMATS]
+        if strange:
             there = ", ".join(FORMATS)
-            raise ValueError(f"quantize_kv: there is no format {self.format!r}; there are {there}")
+            raise ValueError(f"quantize_kv: there is no format {strange[0]!r}; there are {there}")
         if self.tail not in TAILS:
             raise ValueError(f"quantize_kv: tail must be {' or '.join(TAILS)}, not {self.tail!r}")
 
     @property
     def tolerance(self) -> float:
-        return 0.0 if self.format == NONE else _ERROR.get(self.format, 4.0)
+        return max(_ERROR.get(format, 4.0) for format in (self.format, *self.groups))
 
     def run(self, graph: Graph) -> Result:
-        if self.format == NONE:
+        states = [v.name for v in graph.inputs if isinstance(v.type, KV)]
+        named = dict(zip(states, [*self.groups, *[self.format] * len(states)], strict=False))
+        formats = {state: FORMATS[format] for state, format in named.items() if format != NONE}
+        if not formats:
             return Result(graph, 0)
-        grids, misses = _choose_grids(graph, {} if FORMATS[self.format].per == CHANNEL else self.keys)
-        quantizer = _Quantizer(graph, FORMATS[self.format], DType(self.tail), grids)
+        grids, misses = _choose_grids(graph, self.keys)
+        quantizer = _Quantizer(graph, formats, DType(self.tail), grids)
         for op in graph.ops:
             quantizer.add(op)
-        return Result(quantizer.graph(), len(quantizer.states), tuple(misses))
+        return Result(quantizer.graph(), len(formats), tuple(misses))
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,9 @@ class _Tail:
 class _Quantizer:
     """Builds the graph anew, op by op. states: the old graph's versions of states -> what stands for them."""
 
-    def __init__(self, graph: Graph, format: Format, tail: DType, grids: Mapping[str, KeyGrid]) -> None:
+    def __init__(
+        self, graph: Graph, formats: Mapping[str, Format], tail: DType, grids: Mapping[str, KeyGrid]
+    ) -> None:
         self.before, self.grids = graph, grids
         self.builder = GraphBuilder(graph.name, graph.dims)
         self.builder.reserve([*graph.producers(), *(v.name for v in graph.inputs)])
@@ -80,7 +88,7 @@ class _Quantizer:
         self._group: dict[str, str] = {}  # version of a state -> its group's number
         self._tails: dict[str, _Tail] = {}  # by group
         for value in graph.inputs:
-            self.builder.inputs.append(self._input(value, format))
+            self.builder.inputs.append(self._input(value, formats.get(value.name)))
         for value in list(self.states.values()):
             if cast(KV, value.type).needs_tail:
                 self._add_tail(value, tail)
@@ -98,15 +106,16 @@ class _Quantizer:
         tails = [tail.state for tail in self._tails.values()]
         return replace(self.builder.graph([*outputs, *tails]), arena=self.before.arena)
 
-    def _input(self, value: Value, format: Format) -> Value:
+    def _input(self, value: Value, format: Format | None) -> Value:
         if not isinstance(value.type, KV):
             return value
-        if value.type.block % format.block_strip:
+        if format is not None and value.type.block % format.block_strip:
             reason = f"blocks of {value.type.block} tokens, for codes of {format.dtype}"
             todo = f"Use a multiple of {format.block_strip} tokens, --block 64 for example."
             raise PassError("quantize_kv", None, reason, todo)
         self._group[value.name] = value.name.removeprefix("kv")
-        self.states[value.name] = Value(value.name, format.quantized(value.type))
+        kv = value.type if format is None else format.quantized(value.type)
+        self.states[value.name] = Value(value.name, kv)
         return self.states[value.name]
 
     def _add_tail(self, state: Value, dtype: DType) -> None:
@@ -140,11 +149,11 @@ class _Quantizer:
 
     def _rounded(self, op: Op, stream: Stream, x: Arg) -> Arg:
         """Elements as the stream's codes stand for them; codes with a minimum are made by the write alone."""
-        grid = self.grids.get(op.out.name) if stream.name == "k" else None
+        grid = self._grid(op.out.name, stream)
         if grid is not None:
             x = x if grid.shift is None else self._emit(op, "sub", x, grid.shift)
             x = self._emit(op, "mul", x, grid.inverse)
-        if stream.has_minimum:
+        if stream.has_minimum or not stream.is_quantized:
             return x
         attrs: dict[str, Any] = {"dtype": str(stream.dtype), "group_size": 0, "scale": str(DType.F16)}
         codes = self.builder.op("quantize", x, loc=op.loc, several=True, **attrs)
@@ -154,13 +163,18 @@ class _Quantizer:
         old = cast(Value, op.args[1]).name
         args = [*op.args, *[None] * (FIRST_TABLE - len(op.args))]
         args[1] = self.states[old]
-        if old in self.grids:
-            scale = self._per_query_head(op, self.grids[old].scale)
-            args[0] = self._emit(op, "mul", args[0], scale)
+        grid = self._grid(old, cast(KV, self.states[old].type).streams[0])
+        if grid is not None:
+            args[0] = self._emit(op, "mul", args[0], self._per_query_head(op, grid.scale))
         if self._group[old] in self._tails:
             tail = self._tails[self._group[old]]
             args[TAIL : TAIL + 2] = tail.state, tail.table
         self.builder.ops.append(replace(op, args=trim(args)))
+
+    def _grid(self, written: str, stream: Stream) -> KeyGrid | None:
+        """Of the stream in a state that the old graph wrote. Codes by channel need none."""
+        takes_one = stream.name == "k" and stream.is_quantized and stream.per == TOKEN
+        return self.grids.get(written) if takes_one else None
 
     def _per_query_head(self, op: Op, scale: Weight) -> Arg:
         """What each key head has, [G,D], for the query heads that read it, [H,D]."""

@@ -172,6 +172,18 @@ def test_keys_by_channel_need_no_calibration() -> None:
     assert step.run(graph).graph == QuantizeKv("int4").run(graph).graph
 
 
+def test_groups_may_have_formats_of_their_own() -> None:
+    graph = PageKv().run(two_layers()).graph
+    read_weight, requests = weights(graph), [np.random.default_rng().integers(0, 11, n) for n in (40, 3)]
+    found = QuantizeKv("int8", groups=("none", "int4"), tail="f32").run(graph).graph
+    verify(found)
+    dtypes = [[str(s.dtype) for s in v.type.streams] for v in found.inputs if isinstance(v.type, KV)]
+    assert dtypes == [["f32", "f32"], ["u4", "u4"], ["f32", "f32"]]
+    assert QuantizeKv("int8", groups=("none", "int4")).tolerance == QuantizeKv("int4").tolerance
+    want, got = (logits(g, read_weight, requests, 9) for g in (graph, found))
+    assert 0 < np.sqrt(np.mean((got - want) ** 2) / np.mean(want**2)) < 0.4
+
+
 def test_blocks_that_strips_do_not_fill_are_refused() -> None:
     graph = PageKv(block=8).run(two_layers()).graph
     with pytest.raises(PassError, match="blocks of 8 tokens.*\n.*--block 64"):
