@@ -1,4 +1,4 @@
-"""Running a graph op by op: what is wanted is computed, and what is read no more is dropped.
+"""Running a graph op by op: what is asked for is computed, and what is read no more is dropped.
 
 So a run over all of a model's layers holds the values of one or two of them, whatever their number.
 """
@@ -15,7 +15,6 @@ from ir.graph import Graph, Op, Value
 from ir.interpret import Array, Compute, Machine, WeightReader, bind_dims, reference
 from ir.ops import RefCall
 from ir.types import KV
-from ir.types import KV
 
 STATEFUL = ("kv_write", "kv_seal")
 
@@ -26,14 +25,16 @@ def stream(
     weights: WeightReader | Mapping[str, Array],
     wanted: Iterable[str],
     compute: Compute | None = None,
+    visited: Iterable[str] = (),
 ) -> dict[str, Any]:
     """The wanted values by name, in f32. Raises InterpretError.
 
     inputs, weights: as for ir.interpret.interpret, but KV states are written in place. compute: gives the
-    results of each op that the wanted values depend on, in order; it may change or note them.
+    results of each op that those values depend on, in order; it may change or note them. visited: values that
+    are computed too, and not kept.
     """
     wanted = set(wanted)
-    ops = needed(graph, wanted)
+    ops = needed(graph, (*wanted, *visited))
     last = {value.name: index for index, op in enumerate(ops) for value in op.values}
     read = weights if callable(weights) else weights.__getitem__
     machine = Machine(graph, bind_dims(graph, inputs), read, np.float32, None, compute or in_place)
@@ -48,9 +49,9 @@ def stream(
     return {name: machine.values[name] for name in wanted}
 
 
-def needed(graph: Graph, wanted: Iterable[str]) -> list[Op]:
+def needed(graph: Graph, values: Iterable[str]) -> list[Op]:
     """The ops that the values depend on, in order."""
-    names, found = set(wanted), list[Op]()
+    names, found = set(values), list[Op]()
     for op in reversed(graph.ops):
         if any(out.name in names for out in op.outs):
             names.update(value.name for value in op.values)

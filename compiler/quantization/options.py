@@ -73,8 +73,9 @@ class Quantization:
         return Grid(dtype, size, symmetric, DType.F16 if size else DType.F32)
 
     def format_of(self, paths: Sequence[str], *, head: bool) -> str:
-        """int4, int8, fp8 or none, for a matrix whose modules have these paths. head: it, or the tied table,
-        makes the logits."""
+        """int4, int8, fp8 or none, for a matrix whose modules have these paths. head: it, or the tied
+        table, makes the logits.
+        """
         for rule in self.keep:
             pattern, _, format = rule.partition("=")
             if any(matches(pattern, path) for path in paths):

@@ -1,0 +1,181 @@
+"""From what was asked for to passes that quantise: which format each matrix gets, what is fitted, what is
+measured.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from compiler.errors import CompileError
+from compiler.importers.model import Imported
+from compiler.quantization import text
+from compiler.quantization.calibrate import Calibration, Fitted
+from compiler.quantization.gate import Measured, measure
+from compiler.quantization.grid import Array, Grid
+from compiler.quantization.options import AUTO, NONE, Quantization, matches
+from compiler.quantization.store import Store
+from compiler.weights import read_as
+from ir.dims import evaluate
+from ir.graph import Graph, tensor_of
+from passes.paging.formats import FORMATS, KeyGrid
+from passes.quantize_activations import QuantizeActivations
+from passes.quantize_kv import QuantizeKv
+from passes.quantize_weights import MatrixUse, QuantizeWeights, find_matrices
+from runtime.tokenizer import Tokenizer
+
+WINDOW = 512  # tokens of a window of calibration text
+CALIBRATION_TOKENS, HELD_OUT_TOKENS = 8192, 2048
+FITTED = ("int4", "int8")  # formats whose codes are fitted to text
+SHARED_KEYS = ("int8", "fp8")  # KV formats whose channels share a token's scale, and gain by a static one
+Report = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Decided:
+    """The passes' options. formats: of each matrix, by its name. measured: by the gate; None: it did not
+    run.
+    """
+
+    weights: QuantizeWeights = field(default_factory=QuantizeWeights)
+    activations: QuantizeActivations = field(default_factory=QuantizeActivations)
+    kv: str = ""
+    keys: Mapping[str, KeyGrid] = field(default_factory=dict[str, KeyGrid])
+    formats: Mapping[str, str] = field(default_factory=dict[str, str])
+    measured: Measured | None = None
+
+    def run(self, graph: Graph) -> Graph:
+        """The quantised graph, as the pipeline's passes make it."""
+        graph = self.activations.run(self.weights.run(graph).graph).graph
+        return QuantizeKv(format=self.kv if self.kv in FORMATS else NONE, keys=self.keys).run(graph).graph
+
+
+@dataclass
+class Decision:
+    """One model's. graph: paged, with rows selected. asked: with defaults in their places."""
+
+    asked: Quantization
+    graph: Graph
+    imported: Imported
+    store: Store
+    report: Report = lambda done, total: None
+    note: Callable[[str], None] = lambda text: None
+
+    def __post_init__(self) -> None:
+        self.matrices = {arg.name: (arg, uses) for arg, uses in find_matrices(self.graph).items()}
+        self._weights = {w.name: w for w in self.graph.weights}
+        _check_keep(self.asked, [paths(uses) for _, uses in self.matrices.values()])
+
+    def first(self) -> Decided:
+        """By the rules that were given, fitted to text where that was asked for."""
+        formats = {name: self._format(uses) for name, (_, uses) in self.matrices.items()}
+        fitted = self._fit(formats)
+        return self._decided(formats, fitted)
+
+    def measured(self, decided: Decided, windows: text.Windows) -> Decided:
+        found = measure(self.graph, decided.run(self.graph), self._read, windows, self.report)
+        return replace(decided, measured=found)
+
+    def held_out(self) -> text.Windows:
+        source = text.default_text(text.HELD_OUT)
+        return self._windows(source, "held-out text", HELD_OUT_TOKENS, 1024)
+
+    def raised(self, decided: Decided, formats: Mapping[str, str]) -> Decided:
+        """With other formats; codes that were fitted for a format that stays are kept."""
+        kept = {name: codes for name, codes in decided.weights.calibrated.items() if formats[name] == "int4"}
+        return self._decided(formats, Fitted(kept, dict(decided.keys)))
+
+    def _format(self, uses: list[MatrixUse]) -> str:
+        logits = self.graph.outputs[0].name
+        head = any(use.op.kind == "embed" or use.op.out.name == logits for use in uses)
+        return self.asked.format_of(paths(uses), head=head)
+
+    def _fit(self, formats: Mapping[str, str]) -> Fitted:
+        grids = self._grids(formats) if self.asked.calibrates else {}
+        keys = self.asked.kv in SHARED_KEYS
+        if not grids and not keys:
+            return Fitted()
+        run = Calibration(
+            self.graph, self._read, grids, self.asked.algorithm or "", self._activations(), self.store, keys,
+            self.report,
+        )  # fmt: skip
+        return run.run(self._calibration_text())
+
+    def _grids(self, formats: Mapping[str, str]) -> dict[str, Grid]:
+        """Of the matrices that are fitted: not of tables, which are rounded row by row."""
+        tables = {
+            name for name, (_, uses) in self.matrices.items() if any(u.op.kind == "embed" for u in uses)
+        }
+        fitted = {name: f for name, f in formats.items() if f in ("int4", "int8") and name not in tables}
+        return {name: self.asked.grid(format) for name, format in fitted.items()}
+
+    def _calibration_text(self) -> text.Windows:
+        path = self.asked.calibration
+        source = text.read_text(path) if path else text.default_text(text.CALIBRATION)
+        found = self._windows(source, str(path or "calibration text"), CALIBRATION_TOKENS, WINDOW)
+        if found.num_tokens < CALIBRATION_TOKENS // 4:
+            self.note(f"only {found.num_tokens:,} tokens to calibrate with: more text gives a better model")
+        return found
+
+    def _windows(self, given: str, source: str, tokens: int, size: int) -> text.Windows:
+        info = self.imported.info
+        size = min(size, info.max_context)
+        tokenizer = Tokenizer.read(self.imported.tokenizer_files, info.bos_token_id)
+        return text.windows(tokenizer, given, source, size, -(-tokens // size), info.vocab_size)
+
+    def _decided(self, formats: Mapping[str, str], fitted: Fitted) -> Decided:
+        """Each matrix by the paths of its weights, so that no pattern takes it for another."""
+        by_path = {path: formats[name] for name, (_, uses) in self.matrices.items() for path in _own(uses)}
+        codes = {path: str(self.asked.grid(f).dtype) for path, f in by_path.items() if f != NONE}
+        weights = QuantizeWeights(
+            group_size=self._group_size(),
+            symmetric=self.asked.symmetric,
+            keep=tuple(glob.escape(path) for path, f in by_path.items() if f == NONE),
+            overrides=tuple(f"{glob.escape(path)}={dtype}" for path, dtype in codes.items()),
+            calibrated=fitted.codes,
+        )
+        kv = self.asked.kv or ""
+        return Decided(weights, self._activations(), kv, fitted.keys, dict(formats))
+
+    def _group_size(self) -> int:
+        asked = self.asked
+        return (
+            32
+            if asked.weights == NONE
+            else asked.grid("int4" if asked.weights == AUTO else asked.weights).group
+        )
+
+    def _activations(self) -> QuantizeActivations:
+        size = 0 if self.asked.activations == "int8-token" else 32
+        dtype = {"int8": "i8", "int8-token": "i8", "fp8": "f8e4m3"}.get(self.asked.activations or NONE, NONE)
+        return QuantizeActivations(dtype, size)
+
+    def _read(self, name: str) -> Array:
+        if name in self.store.names:
+            return self.store.read(name)
+        return read_as(self.imported.weights, self._weights[name])
+
+    def num_weights(self, name: str) -> int:
+        rows, columns = (evaluate(d, {}) for d in tensor_of(self.matrices[name][0]).shape)
+        return int(rows * columns)
+
+
+def paths(uses: list[MatrixUse]) -> list[str]:
+    """All that a matrix may be called by."""
+    return [path for use in uses for path in use.paths if path]
+
+
+def _own(uses: list[MatrixUse]) -> list[str]:
+    """Of the weights that it is made of, where there are any: ops of several matrices may share a module."""
+    found = [path for use in uses for path in use.paths[1:]] or paths(uses)
+    return list(dict.fromkeys(found))
+
+
+def _check_keep(asked: Quantization, matrices: list[list[str]]) -> None:
+    for rule in asked.keep:
+        pattern = rule.partition("=")[0]
+        if not any(matches(pattern, path) for found in matrices for path in found):
+            some = ", ".join(dict.fromkeys(found[-1] for found in matrices[:4] if found))
+            todo = f"Give paths of modules with a matrix, or patterns of them, such as {some}"
+            raise CompileError("it names no module with a matrix", where=f"--keep {rule}", todo=todo)
