@@ -34,6 +34,12 @@ def load(
             where=str(source) if isinstance(source, str | Path) else type(source).__name__,
             todo="Give such a directory, or leave out --no-weights",
         )
+    if keep_grid and not (weights and isinstance(source, str | Path)):
+        raise ImportRefused(
+            "only a file's or a directory's own weights have a grid to keep",
+            where=str(source) if isinstance(source, str | Path) else type(source).__name__,
+            todo="Give a checkpoint that is quantised, with its weights",
+        )
     if not isinstance(source, str | Path):
         from compiler.importers.module import load_module
 

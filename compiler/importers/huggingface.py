@@ -141,9 +141,12 @@ def import_model(
         divide_frequencies(model, frequency_divisors, source[1])
     names = Names(model, stored)
     names.move_buffers(model)
-    matrices = (
-        quantized_matrices(model, names, weights, source[1]) if isinstance(weights, QuantizedSource) else {}
-    )
+    matrices = {}
+    if isinstance(weights, QuantizedSource):
+        matrices = quantized_matrices(model, names, weights, source[1])
+    if keep_grid and not matrices:
+        what = "no weights that are quantised in a way that is kept: there is no grid of its own"
+        raise ImportRefused(what, where=source[1], todo="Compile it as floats, or quantise it here")
     lines: dict[str, str] = {}
     graph = export_graph(model, context, name, names, lines)
     constants = constants_of(model, names, graph)

@@ -124,6 +124,15 @@ def test_a_module_with_another_layout_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_a_checkpoint_without_a_grid_cannot_keep_it(tmp_path: Path) -> None:
+    path = test_gguf.write(tmp_path / "m.gguf", test_gguf.stored(test_gguf.build()), Quant.F16)
+    with pytest.raises(ImportRefused, match="m.gguf: no weights that are quantised"):
+        load(path, keep_grid=True)
+    for source, options in ((path.parent, {"weights": False}), (torch.nn.Linear(2, 2), {})):
+        with pytest.raises(ImportRefused, match="own weights have a grid to keep"):
+            load(source, keep_grid=True, **options)
+
+
 def test_act_order_is_refused_where_the_grid_is_kept() -> None:
     build = GraphBuilder("g", {}, ())
     matrix = test_quantized.matrix("gptq-4-order")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from compiler.importers.quantized.matrix import CODES, SCALE, Grid
+from compiler.importers.quantized.matrix import CODES, SCALE, Grid, within
 from compiler.importers.quantized.packing import unpack
 from compiler.importers.quantized.stored import ORIGINAL, Stored, same_everywhere, unread
 from compiler.weights import Array
@@ -28,10 +28,11 @@ class Awq:
     order: Array | None = None
 
     def __init__(self, stored: Stored, group_size: int) -> None:
-        self._stored, self._group_size = stored, group_size
+        self._stored = stored
         width, words = stored.shape("qweight", (DType.I32,))
         self._shape = (words * PER_WORD, width)
         shape, self._scale = stored.scale_shape("scales")
+        self._group_size = within(group_size, width)
         num_groups = -(-width // group_size) if group_size else 1
         stored.expect("scales", shape, (num_groups, self._shape[0]))
         stored.expect("qzeros", stored.shape("qzeros", (DType.I32,)), (num_groups, words))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from compiler.importers.quantized.matrix import CODES, SCALE, Grid
+from compiler.importers.quantized.matrix import CODES, SCALE, Grid, within
 from compiler.importers.quantized.order import group_order
 from compiler.importers.quantized.packing import WORD_BITS, signed, unpack, unpack_columns
 from compiler.importers.quantized.stored import Stored, unread
@@ -92,7 +92,8 @@ class Compressed:
         scheme = self._scheme
         codes = DType.F8E4M3 if scheme.is_float else DType.U4 if scheme.bits == 4 else DType.I8
         zero = 8 if codes is DType.U4 and scheme.symmetric else 0
-        return Grid(self._shape, codes, scheme.block[1], scale, zero, None if scheme.symmetric else codes)
+        size = within(scheme.block[1], self._shape[1])
+        return Grid(self._shape, codes, size, scale, zero, None if scheme.symmetric else codes)
 
     def _check_zeros(self, scale: tuple[int, ...]) -> None:
         stored, part = self._stored, "weight_zero_point"
@@ -143,7 +144,7 @@ class Compressed:
         """What each row of lo..hi has for each group."""
         if self._scheme.per_tensor:
             return np.full((hi - lo, 1), values.reshape(-1)[0])
-        rows = np.arange(lo, hi) // max(self._scheme.block[0], 1)
+        rows = np.arange(lo, hi) // min(max(self._scheme.block[0], 1), self._shape[0])
         return values.reshape(len(values), -1)[rows]
 
 

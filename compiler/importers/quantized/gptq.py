@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from compiler.importers.quantized.matrix import CODES, SCALE, Grid
+from compiler.importers.quantized.matrix import CODES, SCALE, Grid, within
 from compiler.importers.quantized.order import group_order
 from compiler.importers.quantized.packing import WORD_BITS, signed, unpack, unpack_columns
 from compiler.importers.quantized.stored import ORIGINAL, Stored, same_everywhere, unread
@@ -51,7 +51,7 @@ class Gptq:
         if len(fits) != 1:
             what = f"{self._num_groups} groups of {width} columns are not those of group_size {sizes}"
             raise self._stored.error(what)
-        return max(fits[0], 0)
+        return within(max(fits[0], 0), width)
 
     def _grid(self) -> Grid:
         centre = 128 if self.bits == 8 else 0

@@ -46,6 +46,11 @@ class Grid:
                 yield name, Tensor(dtype, (self.shape[0], self.num_groups))
 
 
+def within(group_size: int, width: int) -> int:
+    """A size of groups, 0 where one takes all of a row."""
+    return group_size if group_size < width else 0
+
+
 class Matrix(Protocol):
     """A quantised matrix, in its file."""
 

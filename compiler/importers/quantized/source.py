@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 from compiler.importers.quantized.matrix import Matrix, float_rows
 from compiler.weights import Array, WeightError, WeightSource
 from ir.types import DType, Tensor
@@ -44,7 +46,12 @@ class MatrixSource:
 
     def read(self, name: str) -> Array:
         matrix = self.matrix(name)
-        return self._source.read(name) if matrix is None else float_rows(matrix, 0, matrix.grid.shape[0])
+        if matrix is None:
+            return self._source.read(name)
+        found = np.empty(matrix.grid.shape, np.float32)
+        for lo in range(0, len(found), CHUNK_ROWS):
+            found[lo : lo + CHUNK_ROWS] = float_rows(matrix, lo, min(lo + CHUNK_ROWS, len(found)))
+        return found
 
 
 class PartSource:
