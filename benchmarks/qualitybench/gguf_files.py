@@ -1,4 +1,4 @@
-"""A llama-shaped Hugging Face directory as a GGUF file of float32, which llama.cpp quantises and runs."""
+"""A llama's Hugging Face directory as a GGUF file, which llama.cpp quantises and runs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from safetensors import safe_open
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def write_f32(directory: Path, path: Path, like: Path | None = None) -> None:
-    """The weights of `directory` (config.json, *.safetensors) as `path`, every tensor float32.
+def write(directory: Path, path: Path, like: Path | None = None) -> None:
+    """The weights of `directory` (config.json, *.safetensors) as `path`, float32; float16 matrices stay so.
 
     like: a GGUF file of the same model, which gives the metadata, tokenizer included; without it there is no
     vocabulary in the file. Raises ValueError for what is no llama.
@@ -36,7 +36,8 @@ def write_f32(directory: Path, path: Path, like: Path | None = None) -> None:
     else:
         _add_metadata(writer, like)
     for name, array in _tensors(directory, config):
-        writer.add_tensor(name, array, raw_dtype=GGMLQuantizationType.F32)
+        stored = "F16" if array.dtype == np.float16 else "F32"
+        writer.add_tensor(name, array, raw_dtype=GGMLQuantizationType[stored])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -52,7 +53,6 @@ def _add_metadata(writer: GGUFWriter, like: Path) -> None:
 
 
 def _add_shape(writer: GGUFWriter, config: dict[str, Any]) -> None:
-    writer.add_file_type(LlamaFileType.ALL_F32)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
@@ -74,12 +74,14 @@ def _tensors(directory: Path, config: dict[str, Any]) -> Iterator[tuple[str, Arr
         with safe_open(file, "np") as tensors:
             for name in tensors.keys():
                 stem = name.removesuffix(".weight")
-                array = tensors.get_tensor(name).astype(np.float32, copy=False)
+                array = tensors.get_tensor(name)
+                if array.dtype != np.float16 or array.ndim == 1:
+                    array = array.astype(np.float32, copy=False)
                 count = heads.get(stem.rpartition(".")[2])
                 yield f"{names.get_name(stem)}.weight", array if count is None else pairs(array, count)
 
 
 def pairs(weight: Array, heads: int) -> Array:
-    """Rows [heads * D, K] so that the two halves that a rotation mixes alternate, as GGUF's llama has them."""
+    """Rows [heads * D, K] with the two halves that a rotation mixes in turn, as GGUF's llama has them."""
     size = weight.shape[0] // heads
     return weight.reshape(heads, 2, size // 2, -1).swapaxes(1, 2).reshape(weight.shape)
