@@ -19,6 +19,7 @@ from sidebyside.workloads import WORKLOADS
 T = TypeVar("T")
 
 BUILD = Path(__file__).parent.parent / "build"
+FORMATS = ("f32", "bf16", "int8", "int8-kv8", "int4", "int4-kv8")
 SOURCE = BUILD / "demo" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -27,13 +28,16 @@ def command(
     workload: Annotated[
         list[str] | None, typer.Option(help=f"Of {', '.join(WORKLOADS)}; default all.")
     ] = None,
-    dtype: Annotated[list[str] | None, typer.Option(help="Of f32, bf16; default what the peer has.")] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help=f"Of {', '.join(FORMATS)}; default what the peer has.")
+    ] = None,
     pairs: Annotated[int, typer.Option(help="Turns of each engine at each workload.", min=1)] = 5,
     quick: Annotated[bool, typer.Option(help="Two pairs: to see that all works.")] = False,
     threads: Annotated[int, typer.Option(min=1)] = 2,
-    f32: Annotated[Path, typer.Option(help="Octavo's artifact at f32.")] = BUILD / "smollm2.octavo",
-    bf16: Annotated[Path, typer.Option(help="At bf16.")] = BUILD / "smollm2-bf16.octavo",
-    source: Annotated[Path, typer.Option(help="The GGUF file that both were made from.")] = SOURCE,
+    engines: Annotated[
+        str, typer.Option(help="Octavo's artifacts, each at {} its format; for f32 without -{}.")
+    ] = str(BUILD / "smollm2-{}.octavo"),
+    source: Annotated[Path, typer.Option(help="The GGUF file that all were made from.")] = SOURCE,
     env: Annotated[Path | None, typer.Option(help="An environment that has the peer already.")] = None,
     out: Annotated[Path | None, typer.Option(help="The results file; the plot goes beside it.")] = None,
 ) -> None:
@@ -41,12 +45,14 @@ def command(
     chosen = _known("peer", [peer], PEERS)[0]
     dtypes = _known("dtype", dtype or list(chosen.formats), {name: name for name in chosen.formats})
     workloads = _known("workload", workload or list(WORKLOADS), WORKLOADS)
-    engines = {"f32": f32, "bf16": bf16}
-    for path in (source, *(engines[name] / "manifest.json" for name in dtypes)):
+    artifacts = {
+        name: Path(engines.replace("-{}", "") if name == "f32" else engines.format(name)) for name in dtypes
+    }
+    for path in (source, *(each / "manifest.json" for each in artifacts.values())):
         if not path.exists():
             raise typer.BadParameter(f"{path} is missing; `make bench-engines` makes it")
     setup = comparison.Setup(
-        source, engines, BUILD / "peers", env and environment.python_of(env), threads, 2 if quick else pairs
+        source, artifacts, BUILD / "peers", env and environment.python_of(env), threads, 2 if quick else pairs
     )
     out = out or results.default_path(BUILD / "bench")
     for result in comparison.compare(chosen, dtypes, workloads, setup):

@@ -25,7 +25,7 @@ from sidebyside.workloads import Workload
 @dataclass(frozen=True)
 class Setup:
     source: Path  # the GGUF file that all models come from
-    engines: Mapping[str, Path]  # Octavo's artifacts by element type
+    engines: Mapping[str, Path]  # Octavo's artifacts by format
     folder: Path  # where environments, models and logs go
     python: Path | None  # of an environment that has the peer already
     num_threads: int
@@ -46,7 +46,7 @@ def compare(
             Worker(python, peer.name, logs / f"{peer.name}.log", peer.variables) as theirs,
         ):
             octavo_facts = ours.load(setup.engines[dtype], setup.num_threads, dtype)
-            peer_facts = theirs.load(model, setup.num_threads, dtype)
+            peer_facts = theirs.load(model, setup.num_threads, "f32" if dtype == "f32" else "bf16")
             rng = np.random.default_rng(0)  # one for all, or prompts begin alike and prefix caches hit
             for workload in workloads:
                 print(f"{peer.title}, {dtype}: {workload.title}", file=sys.stderr)

@@ -31,7 +31,10 @@ class Turn:
 
 
 class Session(Protocol):
-    """An engine with a model loaded, made by `Session(model, num_threads, dtype)`; dtype: f32 or bf16."""
+    """An engine with a model loaded, made by `Session(model, num_threads, dtype)`.
+
+    dtype: of what is not quantised, f32 or bf16.
+    """
 
     @property
     def facts(self) -> Mapping[str, Any]:
