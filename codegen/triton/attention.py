@@ -19,17 +19,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
-from codegen.kv_block import block_bytes, stream_offsets
+from codegen.triton import quantize
 from codegen.triton.attention_tiles import COMBINED_ROWS, AttentionTile, attention_tiles
-from codegen.triton.context import FLOATS, POINTERS, TYPES, Context, dtype_of, literal, refuse, shape_of
+from codegen.triton.context import FLOATS, TYPES, Context, dtype_of, literal, refuse, shape_of
+from codegen.triton.kv_layout import StreamLayout
 from codegen.triton.launch import Arg, Case, Expr, Launch, cdiv, expression
 from codegen.triton.masks import Mask
 from codegen.triton.render import render
 from codegen.triton.schedule import power_of_two
 from ir.dims import Dim
 from ir.graph import Op, Value, Weight
-from ir.ops.attention import FIRST_TABLE
-from ir.types import KV, Stream
+from ir.ops.attention import FIRST_TABLE, TAIL
+from ir.types import KV, DType
 from passes.match import attribute
 from passes.memory.sizes import SPLITS, decode_rows
 
@@ -39,14 +40,59 @@ UNBOUNDED_CONTEXT = 1 << 20  # tokens, where the graph does not bound them
 
 
 @dataclass(frozen=True)
-class StreamHooks:
-    """A stream of the cache. width: its heads' size as tiles have it. stride: elements between blocks."""
+class StreamHooks(StreamLayout):
+    """What templates ask of a stream. type: of factors; converted: what makes a loaded element, or code, one.
+    tile_keys: of a tile.
+    """
 
-    size: int
-    width: int
-    stride: int
-    type: str  # of factors
-    cast: str  # what makes a loaded element a factor
+    type: str
+    converted: str
+    tile_keys: int
+
+    @property
+    def width(self) -> int:
+        """Its heads' size as tiles have it."""
+        return max(16, power_of_two(self.size))
+
+    @property
+    def lanes(self) -> int:
+        """Of a loaded row."""
+        return self.width if self.channels else self.width // self.per
+
+    @property
+    def block(self) -> int:
+        return self.kv.block
+
+    @property
+    def quantized(self) -> bool:
+        return self.stream.is_quantized
+
+    @property
+    def minimum(self) -> bool:
+        return self.stream.has_minimum
+
+    @property
+    def scaled(self) -> bool:
+        """Whether scales multiply scores or weights."""
+        return self.quantized and not self.channels
+
+    @property
+    def arrays(self) -> list[str]:
+        """What there is beside codes."""
+        return [part.rpartition(".")[2] for part in self.stream.parts[1:]]
+
+    @property
+    def cast(self) -> str:
+        return "" if self.quantized else self.converted.removeprefix("CODE")
+
+    @property
+    def decode(self) -> str:
+        return self.converted
+
+    @property
+    def one_block(self) -> bool:
+        """Whether a tile's keys are of one block."""
+        return self.block % self.tile_keys == 0
 
 
 @dataclass(frozen=True)
@@ -57,6 +103,19 @@ class Attention:
     @cached_property
     def kv(self) -> KV:
         return cast(KV, cast(Value, self.op.args[1]).type)
+
+    @cached_property
+    def tail(self) -> Value | None:
+        found = self.op.args[TAIL] if self.kv.needs_tail else None
+        return cast("Value | None", found)
+
+    @cached_property
+    def factor(self) -> DType:
+        """Of products' factors: the cache's element type or, where it is quantised, its tail's or bf16."""
+        kv = self.kv if self.tail is None else cast(KV, self.tail.type)
+        wide = [s.dtype for s in kv.streams[:2] if s.dtype is DType.F32]
+        plain = [s.dtype for s in kv.streams[:2] if not s.is_quantized]
+        return [*wide, *plain, DType.BF16][0]
 
     @cached_property
     def kv_heads(self) -> int:
@@ -102,8 +161,7 @@ class Attention:
         """Prefill's and decode's."""
         streams = self.kv.streams[:2]
         width = power_of_two(max(s.head_size for s in streams))
-        element_bytes = max(s.dtype.size_bytes for s in streams)
-        prefill, decode, invariant = attention_tiles(self.ctx.device, width, element_bytes)
+        prefill, decode, invariant = attention_tiles(self.ctx.device, width, self.factor.size_bytes)
         if self.ctx.invariant:
             return invariant, invariant
         if self.scratch_rows <= decode.rows:
@@ -140,12 +198,30 @@ class Attention:
 
     # --- what templates are filled in with
 
-    def stream(self, stream: Stream) -> StreamHooks:
-        width = max(16, power_of_two(stream.head_size))
-        stride = block_bytes(self.kv) // stream.dtype.size_bytes
+    @cached_property
+    def apart(self) -> bool:
+        """Whether parts are worked on by programs of their own, and then taken together."""
+        merged = self.split_tiles is not None and (self.tail is not None or self.optional(5) is not None)
+        return self.splits > 1 or merged
+
+    @property
+    def partials(self) -> int:
+        """The most parts: the tail is one more."""
+        return self.splits + (self.tail is not None)
+
+    def stream(self, kv: KV, index: int, keys: int) -> StreamHooks:
+        dtype, type_ = kv.streams[index].dtype, TYPES[self.factor]
+        converted = f"CODE.to({type_})"
         if self.ctx.device.interpreted:
-            return StreamHooks(stream.head_size, width, stride, "tl.float32", ".to(tl.float32)")
-        return StreamHooks(stream.head_size, width, stride, TYPES[stream.dtype], "")
+            type_, converted = "tl.float32", quantize.decode(self.ctx.device, dtype)
+        elif dtype is DType.F8E4M3:
+            converted = f"{quantize.decode(self.ctx.device, dtype)}.to({type_})"
+        elif not any(s.is_quantized for s in self.kv.streams[:2]):
+            type_, converted = TYPES[dtype], "CODE"
+        return StreamHooks(kv, self.op.attr("layer"), index, type_, converted, keys)
+
+    def streams(self, kv: KV, keys: int) -> dict[str, StreamHooks]:
+        return {"key": self.stream(kv, 0, keys), "value": self.stream(kv, 1, keys)}
 
     @cached_property
     def hooks(self) -> dict[str, Any]:
@@ -154,9 +230,9 @@ class Attention:
         plain = not softcap and not slopes and scale > 0
         return {
             "mask": self.mask,
-            "key": self.stream(self.kv.streams[0]),
-            "value": self.stream(self.kv.streams[1]),
             "block": self.kv.block,
+            "tail": self.tail is not None,
+            "seen": self.seen,
             "precision": self.ctx.device.dot_f32,
             "softcap": literal(softcap) if softcap else "",
             "scale": literal(scale / softcap if softcap else scale),
@@ -166,6 +242,22 @@ class Attention:
             "sinks": self.optional(5) is not None,
             "log2e": literal(LOG2E),
         }
+
+    @property
+    def own(self) -> str:
+        """The first key of a query's block."""
+        return f"(position // {self.kv.block} * {self.kv.block})[:, None]"
+
+    @property
+    def seen(self) -> str:
+        """Which keys a row sees of those from `low` to `high` that its mask's other terms leave it."""
+        if self.tail is not None:
+            return f"at[None, :] < {self.own}"
+        return (
+            "at[None, :] <= position[:, None]"
+            if self.mask.causal
+            else ("(at[None, :] < high) & (position >= 0)[:, None]")
+        )
 
     @cached_property
     def extra(self) -> dict[str, Arg]:
@@ -177,34 +269,61 @@ class Attention:
     def kernel_hooks(self, tile: AttentionTile) -> dict[str, Any]:
         parts = self.parts(tile)
         heads = -(-self.group // parts)
-        return self.hooks | {
-            "attend_name": self.attend(),
-            "merge_name": self.merge(),
-            "extra": "".join(f", {'slope' if name == 'slopes' else name}" for name in self.extra),
-            "parts": parts,
-            "heads": heads,
-            "tokens": tile.rows // heads,
-            "group": self.group,
-            "kv_heads": self.kv_heads,
-            "decode_tokens": self.decode_tokens,
-            "scratch_rows": self.scratch_rows,
-            "splits": self.splits,
-            "split_tiles": self.split_tiles,
-            "least_tiles": self.least_tiles,
-            "q_ld": self.ctx.ld(cast(Value, self.op.args[0])),
-            "out_ld": self.ctx.ld(self.op.out),
-        }
+        streams = self.streams(self.kv, tile.keys)
+        arrays = [f"{x}_{a}s" for x, s in (("k", streams["key"]), ("v", streams["value"])) for a in s.arrays]
+        return (
+            self.hooks
+            | streams
+            | {
+                "attend_name": self.attend(tile),
+                "own_name": self.attend_own(tile),
+                "merge_name": self.merge(),
+                "pointers": ", ".join(["k_head", "v_head", *arrays]),
+                "extra": "".join(f", {'slope' if name == 'slopes' else name}" for name in self.extra),
+                "parts": parts,
+                "heads": heads,
+                "tokens": tile.rows // heads,
+                "group": self.group,
+                "kv_heads": self.kv_heads,
+                "decode_tokens": self.decode_tokens,
+                "scratch_rows": self.scratch_rows,
+                "splits": self.splits,
+                "apart": self.apart,
+                "partials": self.partials,
+                "split_tiles": self.split_tiles,
+                "least_tiles": self.least_tiles,
+                "q_ld": self.ctx.ld(cast(Value, self.op.args[0])),
+                "out_ld": self.ctx.ld(self.op.out),
+            }
+        )
 
-    def attend(self) -> str:
+    def attend(self, tile: AttentionTile) -> str:
         """The function that folds tiles of keys into a softmax."""
-        names = "q k_head v_head blocks acc total top first last low high position".split()
+        return self._attend(self.streams(self.kv, tile.keys), self.seen)
+
+    def attend_own(self, tile: AttentionTile) -> str:
+        """That which folds those of the rows' own blocks, from the tail; "" where there is none."""
+        if self.tail is None:
+            return ""
+        streams = self.streams(cast(KV, self.tail.type), tile.keys)
+        return self._attend(streams, f"(at[None, :] <= position[:, None]) & (at[None, :] >= {self.own})")
+
+    def _attend(self, streams: dict[str, StreamHooks], seen: str) -> str:
+        arrays = [f"{x}_{a}s" for x, s in (("k", streams["key"]), ("v", streams["value"])) for a in s.arrays]
+        names = [
+            "q",
+            "k_head",
+            "v_head",
+            *arrays,
+            *"blocks acc total top first last low high position".split(),
+        ]
         names += ["slope" if name == "slopes" else name for name in self.extra]
-        body = render("attend", **self.hooks)
+        body = render("attend", **self.hooks | streams | {"seen": seen})
         return self.ctx.module.function("attend", names, ["MASKED", "BLOCK_N"], body)
 
     def merge(self) -> str:
         """The function that makes one softmax of two; "" where none is needed."""
-        if self.splits == 1 and self.split_tiles is None:
+        if not self.apart and self.split_tiles is None:
             return ""
         names = "acc total top acc_of total_of top_of".split()
         return self.ctx.module.function("merge", names, [], render("attention_merge"))
@@ -214,19 +333,29 @@ class Attention:
     def args(self) -> dict[str, Arg]:
         op, state = self.op, cast(Value, self.op.args[1])
         table, lens, starts = (cast(Value, a) for a in op.args[2:5])
-        offsets, layer_bytes = stream_offsets(self.kv)
-        k, v = (layer_bytes * op.attr("layer") + offset for offset in offsets[:2])
+        k, v = (StreamLayout(self.kv, op.attr("layer"), index) for index in (0, 1))
         found = {
             "q": self.ctx.pointer(cast(Value, op.args[0])),
-            "k_pool": self.ctx.cache(state, k, POINTERS[self.kv.streams[0].dtype]),
-            "v_pool": self.ctx.cache(state, v, POINTERS[self.kv.streams[1].dtype]),
+            "k_pool": k.codes(self.ctx, state),
+            "v_pool": v.codes(self.ctx, state),
+            **{f"k_{name}_pool": arg for name, arg in k.scales(self.ctx, state).items()},
+            **{f"v_{name}_pool": arg for name, arg in v.scales(self.ctx, state).items()},
             "table": self.ctx.pointer(table),
             "lens": self.ctx.pointer(lens),
             "starts": self.ctx.pointer(starts),
             "out": self.ctx.pointer(op.out),
             **self.extra,
+            **self.tail_args,
         }
         return found | self.sinks
+
+    @property
+    def tail_args(self) -> dict[str, Arg]:
+        if self.tail is None:
+            return {}
+        table, kv = cast(Value, self.op.args[TAIL + 1]), cast(KV, self.tail.type)
+        k, v = (StreamLayout(kv, self.op.attr("layer"), index).codes(self.ctx, self.tail) for index in (0, 1))
+        return {"k_tail_pool": k, "v_tail_pool": v, "tail_table": self.ctx.pointer(table)}
 
     @property
     def sinks(self) -> dict[str, Arg]:
@@ -244,7 +373,10 @@ class Attention:
     @property
     def sizes(self) -> dict[str, Arg]:
         width = shape_of(cast(Value, self.op.args[2]))[1]
-        return {"requests": self.ctx.size(self.requests), "table_width": self.ctx.size(width)}
+        found = {"requests": self.ctx.size(self.requests), "table_width": self.ctx.size(width)}
+        if self.tail is None:
+            return found
+        return found | {"tail_width": self.ctx.size(shape_of(cast(Value, self.op.args[TAIL + 1]))[1])}
 
     def prefill_launch(self) -> Launch:
         tile = self.tiles[0]
@@ -267,13 +399,13 @@ class Attention:
         decode = self.ctx.launch(
             "attention_decode",
             render("attention_decode", **hooks),
-            self.args() | (partial if self.splits > 1 else {}) | self.sizes,
-            (self.requests, self.kv_heads * hooks["parts"], self.splits),
+            self.args() | (partial if self.apart else {}) | self.sizes,
+            (self.requests, self.kv_heads * hooks["parts"], self.partials if self.apart else 1),
             {"BLOCK_M": tile.rows, "BLOCK_N": tile.keys},
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
         )
-        if self.splits == 1:
+        if not self.apart:
             return (decode,)
         args = {name: arg for name, arg in self.args().items() if name in ("lens", "starts", "out", "sinks")}
         combine = self.ctx.launch(
@@ -294,8 +426,10 @@ def paged_attention(ctx: Context, op: Op) -> list[Case]:
     """
     attention = Attention(ctx, op)
     for stream in attention.kv.streams[:2]:
-        if stream.dtype not in FLOATS:
-            raise refuse(op, f"a cache of type {stream.dtype}; there is {', '.join(FLOATS)}")
+        if stream.dtype not in FLOATS and not stream.is_quantized:
+            raise refuse(op, f"a cache of type {stream.dtype}")
+    if attention.tail is not None and not attention.mask.causal:
+        raise refuse(op, "a mask that shows later keys, where a query reads its own block from a tail")
     if dtype_of(op.out) not in FLOATS:
         raise refuse(op, f"a result of type {dtype_of(op.out)}; there is {', '.join(FLOATS)}")
     prefill, decode = attention.prefill_launch(), attention.decode_launches()

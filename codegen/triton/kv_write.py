@@ -18,8 +18,8 @@ from ir.types import KV
 
 @dataclass(frozen=True)
 class StreamHooks(StreamLayout):
-    """What templates ask of a stream. source: the pointer to its elements. ld, source_stride: from one token's, or
-    block's, elements to the next.
+    """What templates ask of a stream. source: the pointer to its elements. ld, source_stride: from one token's,
+    or block's, elements to the next.
     """
 
     source: str
@@ -65,7 +65,7 @@ class StreamHooks(StreamLayout):
 
 
 def kv_write(ctx: Context, op: Op) -> list[Case]:
-    """All streams of a layer in one launch; what is written has the stream's element type, or is its codes."""
+    """All streams of a layer in one launch: elements in the stream's type, or its codes."""
     state, slots = cast(Value, op.args[0]), cast(Value, op.args[-1])
     kv = cast(KV, state.type)
     hooks: list[StreamHooks] = []

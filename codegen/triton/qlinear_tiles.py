@@ -62,7 +62,7 @@ TILES: dict[tuple[str, str], tuple[LinearTile, ...]] = {
         LinearTile(16, 32, 64, 4, 2, clamped=True),
     ),
     ("gfx942", CODES): (
-        LinearTile(128, 64, 64, 8, 2, clamped=True),
+        LinearTile(128, 64, 64, 8, 2, clamped=True, gated=LinearTile(64, 32, 64, 4, 2, clamped=True)),
         LinearTile(64, 64, 64, 4, 2, clamped=True),
         LinearTile(16, 64, 128, 4, 2, clamped=True),
     ),

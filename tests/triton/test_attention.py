@@ -86,7 +86,7 @@ def encode(pool: Array, kv: KV, state: dict[str, Array]) -> None:
         for layer in range(kv.layers):
             start = layer * layer_bytes + offset
             part = state[s.name][layer].transpose(0, 2, 1, 3).astype(s.dtype.numpy)
-            raw[:, start : start + s.bytes_per_token * kv.block] = (
+            raw[:, start : start + s.bytes_per_block(kv.block)] = (
                 np.ascontiguousarray(part).view(np.uint8).reshape(BLOCKS, -1)
             )
 
