@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from codegen.cpp.masks import mask_struct
+from codegen.cpp.quantized import Matrix
 from codegen.cpp.spelling import ctype, identifier, size
 from codegen.cpp.weights import WeightTable
 from codegen.errors import CodegenError as CodegenError
@@ -53,6 +54,12 @@ class Context:
         index, packed = self.weights.use(arg, layout)
         self.used.add(index)
         return f"weight<{ctype(packed.dtype)}>(weights, {index})"
+
+    def matrix(self, matrix: Matrix, layout: str) -> str:
+        """Pointer to a packed quantised matrix."""
+        index = self.weights.use_matrix(matrix, layout)
+        self.used.add(index)
+        return f"weight<{ctype(DType.U8)}>(weights, {index})"
 
     def pointer(self, arg: Arg) -> str:
         """Pointer to an operand's first element, or nullptr for one that is absent."""

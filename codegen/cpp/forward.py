@@ -8,7 +8,7 @@ from typing import cast
 from codegen.cpp.context import STEP_INPUTS, CodegenError, Context, refuse, shape_of
 from codegen.cpp.kernels import KERNELS
 from codegen.cpp.pointwise import Group, Operand, print_group
-from codegen.cpp.spelling import comment, ctype, key, size
+from codegen.cpp.spelling import comment, key, size, stored_ctype
 from codegen.errors import describe
 from codegen.kv_block import block_bytes
 from codegen.loops import operand_strides
@@ -18,8 +18,8 @@ from passes.group_pointwise import groupable
 from passes.memory.schedule import Kernel
 from passes.memory.sizes import PARTIALS, scratch_bytes
 
-HEADERS = ("attention.h", "epilogue.h", "kv_write.h", "linear.h", "pointwise.h", "rows.h")
-SHARING = ("linear", "paged_attention")  # kernels whose threads draw their work from a counter
+HEADERS = ("attention.h", "epilogue.h", "kv_write.h", "linear.h", "pointwise.h", "quantize.h", "rows.h")
+SHARING = ("linear", "qlinear", "paged_attention")  # kernels whose threads draw their work from a counter
 
 
 @dataclass
@@ -148,7 +148,7 @@ def _declare(ctx: Context, kernel: Kernel, declared: set[str]) -> list[str]:
             if not owns or out.name in kernel.inside or out.name in declared:
                 continue
             declared.add(out.name)
-            kind = ctype(tensor_of(out).dtype)
+            kind = stored_ctype(tensor_of(out).dtype)
             source = "s.logits" if out.name == ctx.schedule.logits else f"({kind}*)b{at[index]}"
             lines.append(f"  {kind}* {ctx.identifiers[out.name]} = {source};")
         if scratch_bytes(op) != 0:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from codegen.cpp import kv, linears, moves, rows
+from codegen.cpp import kv, linears, moves, qlinears, rows
 from codegen.cpp.context import Context, dtype_of, shape_of
 from codegen.cpp.spelling import call, ctype, literal, size
 from ir.dims import product
@@ -31,6 +31,10 @@ def constant(ctx: Context, op: Op) -> list[str]:
 KERNELS: dict[str, Printer] = {
     "linear": linears.linear,
     "embed": linears.embed,
+    "qlinear": qlinears.qlinear,
+    "qembed": qlinears.qembed,
+    "quantize": qlinears.quantize,
+    "dequantize": qlinears.dequantize,
     "rms_norm": rows.norm,
     "layer_norm": rows.norm,
     "rope": rows.rope,

@@ -7,7 +7,7 @@ from typing import Any, cast
 from codegen.cpp.context import Context, dtype_of, refuse, shape_of
 from codegen.cpp.spelling import call, ctype, size
 from ir.dims import product
-from ir.graph import Op, Value, Weight
+from ir.graph import Arg, Op, Value, Weight
 from ir.types import DType
 from passes.match import attribute, operand
 
@@ -20,7 +20,7 @@ ACTIVATIONS = {
 FACTORS = ((DType.F32, DType.F32), (DType.F32, DType.F16), (DType.BF16, DType.BF16))
 
 
-def _flat_rows(ctx: Context, op: Op, arg: Value) -> tuple[str, str]:
+def flat_rows(ctx: Context, op: Op, arg: Value) -> tuple[str, str]:
     """(rows, row stride) of an operand whose last axis is a row."""
     shape = shape_of(arg)
     if len(shape) == 2:
@@ -35,11 +35,11 @@ def linear(ctx: Context, op: Op) -> list[str]:
     if not ctx.is_constant(w) or (dtype_of(x), dtype_of(w)) not in FACTORS:
         pairs = " or ".join(f"{a} by {b}" for a, b in FACTORS)
         raise refuse(op, f"{dtype_of(x)} by {dtype_of(w)}; there is {pairs}, where the weight is a constant")
-    rows, ld = _flat_rows(ctx, op, x)
+    rows, ld = flat_rows(ctx, op, x)
     k, n, gated = shape_of(x)[-1], shape_of(op.out)[-1], attribute(op, "gated")
     packed = ctx.weight(w, "paired" if gated else "panels")
     return [
-        _epilogue(ctx, op),
+        epilogue(ctx, op, operand(op, 2), cast("Value | None", operand(op, 3))),
         call(
             f"linear<{'true' if gated else 'false'}>",
             ctx.pointer(x), ld, rows, k, n, packed, ctx.scratch(op), "finish",
@@ -47,13 +47,12 @@ def linear(ctx: Context, op: Op) -> list[str]:
     ]  # fmt: skip
 
 
-def _epilogue(ctx: Context, op: Op) -> str:
+def epilogue(ctx: Context, op: Op, bias: Arg, residual: Value | None) -> str:
     """What a linear does with its sums: bias, activation, gate, residual, and the type that it stores."""
-    bias, residual = operand(op, 2), cast("Value | None", operand(op, 3))
     types = [dtype_of(op.out), DType.F32 if residual is None else dtype_of(residual)]
     if not {DType.F32, DType.BF16}.issuperset(types):
         raise refuse(op, f"a result of {types[0]} and a residual of {types[1]}; there are f32 and bf16")
-    r_ld = "0" if residual is None else _flat_rows(ctx, op, residual)[1]
+    r_ld = "0" if residual is None else flat_rows(ctx, op, residual)[1]
     name = ", ".join((ACTIVATIONS[attribute(op, "activation")], *map(ctype, types)))
     n = shape_of(op.out)[-1]
     fields = ", ".join(map(str, (ctx.pointer(op.out), n, ctx.pointer(bias), ctx.pointer(residual), r_ld, n)))

@@ -40,13 +40,21 @@ def _pack(weight: PackedWeight, evaluator: Evaluator, out: Array, chunk_bytes: i
 
 
 def _pack_panels(weight: PackedWeight, evaluator: Evaluator, out: Array, rows: range, step: int) -> None:
-    """A range of a matrix's rows as panels; what fills up the last panel and the last pair of K is zero."""
+    """A range of a matrix's rows as panels."""
     step = max(PANEL, step // PANEL * PANEL)
     for lo in rows[::step]:
         hi = min(lo + step, rows.stop)
-        part = evaluator.rows(weight.source, lo, hi).astype(weight.dtype.numpy, copy=False)
         panel = (lo - rows.start) // PANEL
         target = out[panel : panel + -(-(hi - lo) // PANEL)]
-        missing = (len(target) * PANEL - len(part), math.prod(target.shape[1:]) // PANEL - part.shape[1])
-        filled = np.pad(part, [(0, n) for n in missing]) if any(missing) else part
-        target[...] = filled.reshape(len(target), PANEL, -1, *target.shape[3:]).swapaxes(1, 2)
+        if weight.matrix is not None:
+            parts = tuple(None if p is None else evaluator.rows(p, lo, hi) for p in weight.matrix.parts)
+            weight.matrix.pack(weight.name, parts, target)
+        else:
+            _fill_panels(evaluator.rows(weight.source, lo, hi).astype(weight.dtype.numpy, copy=False), target)
+
+
+def _fill_panels(part: Array, target: Array) -> None:
+    """What fills up the last panel and the last pair of K is zero."""
+    missing = (len(target) * PANEL - len(part), math.prod(target.shape[1:]) // PANEL - part.shape[1])
+    filled = np.pad(part, [(0, n) for n in missing]) if any(missing) else part
+    target[...] = filled.reshape(len(target), PANEL, -1, *target.shape[3:]).swapaxes(1, 2)

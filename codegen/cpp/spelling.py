@@ -32,6 +32,14 @@ def ctype(dtype: DType) -> str:
     return CTYPES[dtype]
 
 
+STORED = {DType.F16: "f16", DType.F8E4M3: "f8"}  # what kernels convert from and to, and compute nothing in
+
+
+def stored_ctype(dtype: DType) -> str:
+    """Of an array's elements. Raises ValueError for a type that the target does not store."""
+    return STORED.get(dtype) or ctype(dtype)
+
+
 def key(arg: Value | Weight) -> str:
     """A name that values and weights do not share."""
     return f"{'@' if isinstance(arg, Weight) else '%'}{arg.name}"

@@ -35,6 +35,9 @@ def _cpu_scratch(op: Op) -> Dim:
     if op.kind == "linear":  # rows of floats, of an even number of them
         *rows, width = tensor_of(op.args[0]).shape
         return normalize(sympy.Integer(4) * product(tuple(rows)) * (-(-int(cast(Any, width)) // 2) * 2))
+    if op.kind == "qlinear":  # the same, of a multiple of 32: codes, or floats, and what quantising them gives
+        *rows, width = tensor_of(op.args[0]).shape
+        return normalize(sympy.Integer(4) * product(tuple(rows)) * (-(-int(cast(Any, width)) // 32) * 32))
     if op.kind == "paged_attention":
         heads, size = tensor_of(op.out).shape[1:]
         return 4 * PARTIALS * int(heads) * (-(-int(size) // 16) * 16 + 2)

@@ -3,8 +3,8 @@
 // K is cut in segments with one scale of x and one of w. A segment's dot product is exact; an output is one chain over the
 // segments in order, acc = fma(dot, w scale * x scale, acc), whatever the number of rows, the tile or the thread.
 //
-// With few rows a panel's codes stream by once and are unpacked in registers. With more tiles, 4-bit codes are unpacked once
-// into the first cache for all of them.
+// With one tile of rows a panel's codes stream by once and are unpacked in registers. With more, 4-bit codes are unpacked once
+// into the first cache for all of them, where segments are blocks of 32.
 #pragma once
 #include "linear.h"
 #include "qdot.h"
@@ -15,7 +15,8 @@ namespace octavo {
 constexpr int Q_ROWS = LANES == 16 ? 12 : LANES == 8 ? 5 : 2;
 constexpr int Q_MOST_ROWS = 128;    // whose sums are kept at once
 constexpr int64_t Q_AHEAD = 1024;   // bytes between a code's fetch and its use
-constexpr int64_t UNPACKED = 1024;  // steps along K that are unpacked at once
+constexpr int64_t UNPACKED = 1024;  // steps along K of a chunk, of one segment at least
+constexpr int64_t MOST_GROUPS = UNPACKED / 8;
 constexpr int64_t OWN_ROW = 16384;  // elements of a single row, which every thread quantises for itself
 
 // Quantised rows: as tiles [depth/4][rows of the tile][4], one after the other, and numbers of each row, in the same order.
@@ -182,27 +183,31 @@ KERNEL void quantize_rows(Thread& th, const T* x, int64_t ld, RowTiles tiles, Se
   }
 }
 
+// Scales of a panel's groups, and what they add for each unit of a row's sum (lifts), as floats: [groups][16].
+struct GroupNumbers {
+  const float* scales;
+  const float* lifts;
+};
+
 // sums[r][lane] (+)= over segments first..last-1 of one panel, for R rows. OPEN: each code has a byte.
-// SINGLE: segments are blocks of 32. `codes` and the rows begin with the first segment.
-template <class M, int R, bool OPEN, bool SINGLE>
-__attribute__((noinline)) void q_tile(QRows x, const uint8_t* codes, Panel<M> panel, const Segments& s, int64_t first, int64_t last,
-                                      float* sums) {
-  constexpr bool HALVES = M::CODES == Codes::U4 && !OPEN;
+// SINGLE: segments are blocks of 32. `codes`, the rows and the numbers of groups begin with the first segment.
+template <Codes Q, int R, bool OPEN, bool SINGLE, bool LIFTS>
+__attribute__((noinline)) void q_tile(QRows x, const uint8_t* codes, GroupNumbers groups, const Segments& s, int64_t first,
+                                      int64_t last, float* sums) {
+  constexpr bool HALVES = Q == Codes::U4 && !OPEN;
   nf acc[R][NV];
   if (first > 0) {
-    _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) EACH(NV) memcpy(&acc[r][i], sums + r * W + i * LANES, sizeof(nf));
+    _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) EACH(NV) acc[r][i] = native_load(sums + r * W + i * LANES);
   } else {
     _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) EACH(NV) acc[r][i] = nf{};
   }
   const int64_t pairs = SINGLE ? BLOCK / 8 : s.block / 8;
-  int64_t group = first / s.per_group, left = (group + 1) * s.per_group - first;
-  const int8_t* xq = x.codes;
-  const int32_t* start = x.starts;
+  int64_t left = (first / s.per_group + 1) * s.per_group - first;
   // The sums of the next block.
   auto block = [&]() __attribute__((always_inline)) {
-    BlockSums<M::CODES, R> sum(start);
-    start += R;
-    _Pragma("GCC unroll 4") for (int64_t p = 0; p < pairs; p++, xq += R * 8) {
+    BlockSums<Q, R> sum(x.starts);
+    x.starts += R;
+    _Pragma("GCC unroll 4") for (int64_t p = 0; p < pairs; p++, x.codes += R * 8) {
       nb a[NV], b[NV];
       if constexpr (HALVES) {
         EACH(NV) {
@@ -217,55 +222,53 @@ __attribute__((noinline)) void q_tile(QRows x, const uint8_t* codes, Panel<M> pa
         if constexpr (!HALVES) __builtin_prefetch(codes + Q_AHEAD + 64);
       }
       codes += HALVES ? 4 * W : 8 * W;
-      sum.add(a, xq);
-      sum.add(b, xq + R * 4);
+      sum.add(a, x.codes);
+      sum.add(b, x.codes + R * 4);
     }
     return sum;
   };
   for (int64_t i = first; i < last; i++) {
     nf dot[R][NV];
-    {
-      auto sum = block();
-      _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) EACH(NV) {
-        if constexpr (SINGLE) dot[r][i] = __builtin_convertvector(sum.of(r, i), nf);
-        else dot[r][i] = (nf)sum.of(r, i);
-      }
-    }
-    if constexpr (!SINGLE) {
+    auto sum = block();
+    if constexpr (SINGLE) {
+      _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) EACH(NV) dot[r][i] = __builtin_convertvector(sum.of(r, i), nf);
+    } else {
+      ni total[R][NV];
+      _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) EACH(NV) total[r][i] = sum.of(r, i);
       for (int64_t k = i * s.length + s.block; k < s.end(i); k += s.block) {
-        auto sum = block();
-        _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) EACH(NV) dot[r][i] = (nf)((ni)dot[r][i] + sum.of(r, i));
+        auto more = block();
+        _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) EACH(NV) total[r][i] += more.of(r, i);
       }
-      _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) EACH(NV) dot[r][i] = __builtin_convertvector((ni)dot[r][i], nf);
+      _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) EACH(NV) dot[r][i] = __builtin_convertvector(total[r][i], nf);
     }
     EACH(NV) {
-      nf scale = panel.scale(group, i);
+      nf scale = native_load(groups.scales + i * LANES);
       _Pragma("GCC unroll 16") for (int r = 0; r < R; r++)
         acc[r][i] = native_fma(dot[r][i], scale * native_splat(x.scales[r]), acc[r][i]);
-      if constexpr (M::ZEROS || M::OFFSETS) {
-        nf lift = panel.lift(group, i, scale);
+      if constexpr (LIFTS) {
+        nf lift = native_load(groups.lifts + i * LANES);
         _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) acc[r][i] = native_fma(lift, native_splat(x.sums[r]), acc[r][i]);
       }
     }
     x.scales += R, x.sums += R;
-    if (--left == 0) group++, left = s.per_group;
+    if (--left == 0) groups.scales += W, groups.lifts += W, left = s.per_group;
   }
   _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) EACH(NV) memcpy(sums + r * W + i * LANES, &acc[r][i], sizeof(nf));
 }
 
-template <class M>
-using QTile = void (*)(QRows, const uint8_t*, Panel<M>, const Segments&, int64_t, int64_t, float*);
+using QTile = void (*)(QRows, const uint8_t*, GroupNumbers, const Segments&, int64_t, int64_t, float*);
 
-template <class M, bool OPEN, bool SINGLE, int... R>
-constexpr QTile<M> q_tile_of(int64_t rows, std::integer_sequence<int, R...>) {
-  constexpr QTile<M> TABLE[] = {q_tile<M, R + 1, OPEN, SINGLE>...};
+template <Codes Q, bool OPEN, bool SINGLE, bool LIFTS, int... R>
+inline QTile q_tile_of(int64_t rows, std::integer_sequence<int, R...>) {
+  static constexpr QTile TABLE[] = {q_tile<Q, R + 1, OPEN, SINGLE, LIFTS>...};
   return TABLE[rows - 1];
 }
 
-template <class M, bool OPEN>
-inline QTile<M> q_tile_for(int64_t rows, const Segments& s) {
+template <Codes Q, bool LIFTS>
+inline QTile q_tile_for(int64_t rows, bool open, bool single) {
   constexpr auto ROWS = std::make_integer_sequence<int, Q_ROWS>();
-  return s.length == BLOCK ? q_tile_of<M, OPEN, true>(rows, ROWS) : q_tile_of<M, OPEN, false>(rows, ROWS);
+  if (open) return q_tile_of<Q, Q == Codes::U4, true, LIFTS>(rows, ROWS);
+  return single ? q_tile_of<Q, false, true, LIFTS>(rows, ROWS) : q_tile_of<Q, false, false, LIFTS>(rows, ROWS);
 }
 
 // Steps along K of a panel, a byte for each code.
@@ -278,22 +281,37 @@ inline void open_codes(const uint8_t* codes, int64_t steps, uint8_t* out) {
     }
 }
 
-// sums[row - first row][16] of the rows of tiles first..last-1 with one panel.
+// The numbers of groups first..last-1 as floats.
+template <class M>
+inline void group_numbers(const Panel<M>& panel, int64_t first, int64_t last, float* scales, float* lifts) {
+  for (int64_t g = first; g < last; g++, scales += W, lifts += W)
+    EACH(NV) {
+      nf scale = panel.scale(g, i);
+      memcpy(scales + i * LANES, &scale, sizeof scale);
+      if constexpr (M::LIFTS) {
+        nf lift = panel.lift(g, i, scale);
+        memcpy(lifts + i * LANES, &lift, sizeof lift);
+      }
+    }
+}
+
+// sums[row - first row][16] of the rows of tiles first..last-1 with one panel, in chunks of K.
 template <class M>
 inline void q_panel_sums(QRows x, RowTiles tiles, int64_t first, int64_t last, Panel<M> panel, const Segments& s, float* sums) {
   constexpr bool HALVES = M::CODES == Codes::U4;
-  bool chunks = last - first > 1 && s.length <= UNPACKED;
-  int64_t chunk = chunks ? UNPACKED / s.length : s.count;
+  bool single = s.length == BLOCK, open = HALVES && single && last - first > 1;
+  int64_t chunk = s.length < UNPACKED ? UNPACKED / s.length : 1;
   alignas(64) uint8_t room[HALVES ? UNPACKED * W : 1];
+  alignas(64) float scales[MOST_GROUPS * W], lifts[M::LIFTS ? MOST_GROUPS * W : W];
   for (int64_t i = 0; i < s.count; i += chunk) {
     int64_t stop = i + chunk < s.count ? i + chunk : s.count, k = i * s.length;
     const uint8_t* codes = panel.codes + k / 4 * M::QUAD;
-    bool open = HALVES && chunks;
+    group_numbers(panel, i / s.per_group, (stop - 1) / s.per_group + 1, scales, lifts);
     if (open) open_codes(codes, s.end(stop - 1) - k, room);
     for (int64_t tile = first; tile < last; tile++) {
       int64_t t0 = tiles.first(tile), rows = tiles.first(tile + 1) - t0;
-      auto run = open ? q_tile_for<M, HALVES>(rows, s) : q_tile_for<M, false>(rows, s);
-      run(x.tile(t0, s).from(i, rows, s), open ? room : codes, panel, s, i, stop, sums + (t0 - tiles.first(first)) * W);
+      q_tile_for<M::CODES, M::LIFTS>(rows, open, single)(x.tile(t0, s).from(i, rows, s), open ? room : codes, {scales, lifts},
+                                                         s, i, stop, sums + (t0 - tiles.first(first)) * W);
     }
   }
 }

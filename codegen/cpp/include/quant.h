@@ -46,7 +46,7 @@ struct No {};  // instead of the type of zeros or offsets that a matrix has not
 template <Codes Q, class S, class Z, class O>
 struct Matrix {
   static constexpr Codes CODES = Q;
-  static constexpr bool ZEROS = !std::is_same_v<Z, No>, OFFSETS = !std::is_same_v<O, No>;
+  static constexpr bool ZEROS = !std::is_same_v<Z, No>, OFFSETS = !std::is_same_v<O, No>, LIFTS = ZEROS || OFFSETS;
   static constexpr int64_t QUAD = Q == Codes::U4 ? 2 * W : 4 * W;  // bytes of a quad of K for 16 outputs
 
   const uint8_t* data;
