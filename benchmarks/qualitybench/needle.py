@@ -64,7 +64,7 @@ def _answer(engine: runtime.Engine, case: Case) -> str:
 
 
 def told(asked: Sequence[Case], answers: Sequence[str]) -> dict[str, Any]:
-    """Keys copied exactly, the share of digits that are the key's at their place, keys by depth, and what was said instead."""
+    """Keys copied exactly, in all and by depth, the share of right digits, and what was said instead."""
     exact = {case.depth: [0, 0] for case in asked}
     digits = 0
     for case, answer in zip(asked, answers, strict=True):

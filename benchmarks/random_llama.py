@@ -1,0 +1,79 @@
+"""A llama with random weights, as a Hugging Face directory and the same as a GGUF file.
+
+For speeds at sizes that no checkpoint is at hand for. By default 1.1 billion weights: 4.4 GB on disk in all.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from safetensors.numpy import save_file
+
+from qualitybench import gguf_files
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def command(
+    folder: Annotated[Path, typer.Argument(help="Gets NAME/ and NAME.gguf.")],
+    name: Annotated[str, typer.Option()] = "llama-1.1b",
+    layers: Annotated[int, typer.Option(min=1)] = 22,
+    hidden: Annotated[int, typer.Option()] = 2048,
+    heads: Annotated[int, typer.Option()] = 32,
+    kv_heads: Annotated[int, typer.Option()] = 4,
+    intermediate: Annotated[int, typer.Option()] = 5632,
+    vocab: Annotated[int, typer.Option()] = 32000,
+    seed: Annotated[int, typer.Option()] = 0,
+) -> None:
+    """Write both, float16."""
+    directory = folder / name
+    directory.mkdir(parents=True)
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "float16",
+        "hidden_act": "silu", "hidden_size": hidden, "intermediate_size": intermediate,
+        "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "vocab_size": vocab,
+        "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+    (directory / "config.json").write_text(json.dumps(config, indent=1))
+    rng, index = np.random.default_rng(seed), {}
+    for part, shapes in _parts(config).items():
+        tensors = {f"{tensor}.weight": _random(rng, shape) for tensor, shape in shapes.items()}
+        save_file(tensors, directory / f"{part}.safetensors", metadata={"format": "pt"})
+        index |= dict.fromkeys(tensors, f"{part}.safetensors")
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    gguf_files.write(directory, folder / f"{name}.gguf")
+
+
+def _parts(config: dict[str, Any]) -> dict[str, Shapes]:
+    """A file for each layer, and one for the rest."""
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    narrow = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
+    layer = {
+        "self_attn.q_proj": (hidden, hidden), "self_attn.k_proj": (narrow, hidden),
+        "self_attn.v_proj": (narrow, hidden), "self_attn.o_proj": (hidden, hidden),
+        "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner),
+        "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
+    }  # fmt: skip
+    table = (config["vocab_size"], hidden)
+    parts: dict[str, Shapes] = {
+        "rest": {"model.embed_tokens": table, "lm_head": table, "model.norm": (hidden,)}
+    }
+    for i in range(config["num_hidden_layers"]):
+        parts[f"layer-{i}"] = {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
+    return parts
+
+
+def _random(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.float16]]:
+    """Matrices that keep a vector's size; norms of ones."""
+    if len(shape) == 1:
+        return np.ones(shape, np.float16)
+    return (rng.standard_normal(shape, np.float32) * shape[1] ** -0.5).astype(np.float16)
+
+
+if __name__ == "__main__":
+    typer.run(command)
