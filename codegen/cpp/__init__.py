@@ -23,6 +23,7 @@ from codegen.cpp.build import (
 from codegen.cpp.context import CodegenError, Context, dtype_of, shape_of
 from codegen.cpp.forward import print_forward
 from codegen.cpp.pack import pack_weights
+from codegen.cpp.qlinears import in_integers
 from codegen.cpp.weights import PackedWeight
 from codegen.evaluate import Reader
 from ir.graph import Graph
@@ -50,8 +51,11 @@ class Generated:
     @property
     def default_levels(self) -> tuple[str, ...]:
         """The ISA levels that are worth a library each."""
-        linears = (op for op in self.graph.ops if op.kind == "linear")
-        return default_levels(bf16=any(dtype_of(op.args[0]) is DType.BF16 for op in linears))
+        linears = [op for op in self.graph.ops if op.kind == "linear"]
+        return default_levels(
+            bf16=any(dtype_of(op.args[0]) is DType.BF16 for op in linears),
+            int8=any(op.kind == "qlinear" and in_integers(op) for op in self.graph.ops),
+        )
 
 
 def _silent(done: int, total: int) -> None:

@@ -77,14 +77,14 @@ def find_level(name: str) -> Level:
     raise BuildError(f"there is no ISA level {name!r}", where="--isa", todo=f"There are {known}")
 
 
-def default_levels(*, bf16: bool) -> tuple[str, ...]:
-    """Those of this machine's architecture at which kernels differ. bf16: whether linears multiply bf16.
+def default_levels(*, bf16: bool, int8: bool = False) -> tuple[str, ...]:
+    """Those of this machine's architecture at which kernels differ.
 
-    Only these use BF16 instructions, and nothing uses VNNI alone.
+    bf16, int8: whether linears multiply such numbers; only these use BF16 instructions and VNNI.
     """
     if _host_arch() != "x86_64":
         return ("neon",)
-    return ("v4-vnni-bf16", "v4", "v3", "baseline") if bf16 else ("v4", "v3", "baseline")
+    return ("v4-vnni-bf16",) * bf16 + ("v4-vnni",) * int8 + ("v4", "v3", "baseline")
 
 
 def compiler_command(arch: str) -> tuple[list[str], bool]:

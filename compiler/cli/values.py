@@ -15,7 +15,7 @@ from compiler.cli import completion
 
 MOST_BYTES = 16 << 20  # of a manifest
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90", "cuda:sm_100", "hip:gfx942", "triton-interpret")
-LEVELS = ("v4-vnni-bf16", "v4", "v3", "baseline")
+LEVELS = ("v4-vnni-bf16", "v4-vnni", "v4", "v3", "baseline")
 
 
 def artifacts(incomplete: str) -> list[str]:
@@ -50,6 +50,22 @@ def levels(incomplete: str) -> list[str]:
 
 def dtypes(incomplete: str) -> Sequence[str]:
     return ("f32", "bf16")
+
+
+def weight_formats(incomplete: str) -> Sequence[str]:
+    return ("int4", "int8", "fp8", "auto", "none")
+
+
+def algorithms(incomplete: str) -> Sequence[str]:
+    return ("rtn", "gptq", "awq")
+
+
+def activations(incomplete: str) -> Sequence[str]:
+    return ("int8", "int8-token", "fp8", "none")
+
+
+def kv_formats(incomplete: str) -> Sequence[str]:
+    return ("f32", "bf16", "int8", "fp8", "int4", "int2")
 
 
 def blocks(incomplete: str) -> Sequence[str]:

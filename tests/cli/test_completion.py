@@ -108,7 +108,7 @@ def test_the_values_are_those_that_the_compiler_takes() -> None:
     assert values.TARGETS == TARGETS
     assert values.dtypes("") == DTYPES
     assert values.blocks("") == tuple(map(str, BLOCKS))
-    assert values.LEVELS == default_levels(bf16=True)
+    assert values.LEVELS == default_levels(bf16=True, int8=True)
 
 
 ASK = """\

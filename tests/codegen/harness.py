@@ -57,7 +57,7 @@ def best_level() -> str:
 def levels() -> list[str]:
     """Every ISA level that is built for some graph and that this machine has."""
     flags = set(Path("/proc/cpuinfo").read_text().split())
-    return [n for n in cpp.default_levels(bf16=True) if set(level(n).features) <= flags]
+    return [n for n in cpp.default_levels(bf16=True, int8=True) if set(level(n).features) <= flags]
 
 
 def level(name: str) -> Any:

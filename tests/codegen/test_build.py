@@ -85,3 +85,22 @@ def test_only_linears_of_bf16_are_built_with_bf16_instructions(
     graph = lower(b.graph([b.op("linear", x, weight("w", 8, 4, dtype=dtype), None, None, dtype="f32")]))
     monkeypatch.setattr("platform.machine", lambda: machine)
     assert cpp.generate(graph).default_levels == levels
+
+
+@pytest.mark.parametrize(
+    ("codes", "x_dtype", "levels"),
+    [
+        ("u4", "i8", ("v4-vnni", "v4", "v3", "baseline")),
+        ("u4", None, ("v4", "v3", "baseline")),
+        ("f8e4m3", "i8", ("v4", "v3", "baseline")),
+    ],
+)
+def test_only_products_of_integers_are_built_with_vnni(
+    codes: str, x_dtype: str | None, levels: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b, _ = paged_builder()
+    x = b.op("embed", arg(b, "ids"), weight("table", 8, 32))
+    parts = weight("w", 8, 32, dtype=DType(codes)), weight("s", 8, 1)
+    graph = lower(b.graph([b.op("qlinear", x, *parts, group_size=32, x_dtype=x_dtype, dtype="f32")]))
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    assert cpp.generate(graph).default_levels == levels
