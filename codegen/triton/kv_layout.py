@@ -3,9 +3,9 @@
 Layer after layer, in a layer stream after stream, of each its elements or codes, then scales, then minima.
 Elements and codes of a byte are [heads, block, head_size]. Smaller codes share bytes, neighbours from the low
 bits up: where tokens have scales of their own those are a token's, [heads, block, bytes]; where a block's
-channels have, so that a block is written whole, those are a channel's, [heads, bytes, channels], and a tile of
-keys is unpacked already transposed. Rows are filled up to head sizes that are multiples of 16. Scales and
-minima, of f16, are [heads, block] or [heads, channels]. A block has as many bytes as a CPU's (codegen.kv_block).
+channels have, so that a block is written whole, those are a channel's, [heads, bytes, channels], and a tile
+of keys is unpacked already transposed. Rows are filled up to head sizes that are multiples of 16. Scales and
+minima, of f16, are [heads, block] or [heads, channels]. A block's bytes are as on CPUs (codegen.kv_block).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ ROW = 16  # head sizes of packed codes are filled up to a multiple of
 
 @dataclass(frozen=True)
 class StreamLayout:
-    """A stream of a layer's blocks. row, head and stride: from one row, head and block to the next, in elements of
-    the array of codes; scale_head and scale_stride: the same of scales and minima.
+    """A stream of a layer's blocks. row, head, stride: from one row, head and block to the next, in elements
+    of the array of codes; scale_head and scale_stride: the same of scales and minima.
     """
 
     kv: KV

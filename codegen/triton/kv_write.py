@@ -18,8 +18,8 @@ from ir.types import KV
 
 @dataclass(frozen=True)
 class StreamHooks(StreamLayout):
-    """What templates ask of a stream. source: the pointer to its elements. ld, source_stride: from one token's,
-    or block's, elements to the next.
+    """What templates ask of a stream. source: the pointer to its elements. ld, source_stride: from one
+    token's, or block's, elements to the next.
     """
 
     source: str

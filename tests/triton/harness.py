@@ -108,7 +108,7 @@ class TritonModel:
         stride: int = 64,
         tails: Sequence[Chunk] | None = None,
     ) -> Array:
-        """One forward. Returns the logits of `rows` (all tokens by default). tails: chunks with tails' tables."""
+        """One forward. Returns the logits of `rows` (all tokens by default). tails: with tails' tables."""
         groups = [pack_step((tails or chunks) if kv.tail else chunks, stride, kv.block) for kv in self.states]
         packed = groups[0] if groups else pack_step(chunks, stride)
         rows_array = np.asarray(range(len(packed["ids"])) if rows is None else rows, np.int32)
