@@ -35,8 +35,8 @@ def command(
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "float16",
         "hidden_act": "silu", "hidden_size": hidden, "intermediate_size": intermediate,
-        "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "vocab_size": vocab,
-        "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "vocab_size": vocab, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
         "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
     }  # fmt: skip
     (directory / "config.json").write_text(json.dumps(config, indent=1))
