@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from codegen import cpp
 from codegen.cache import Cache, cache_folder, default_cache
+from codegen.scratch import scratch
 from compiler import importers, manifest, trial
 from compiler.artifact import ArtifactWriter, check_apart
 from compiler.check import Checker, random_batch
@@ -19,9 +20,12 @@ from compiler.disk import check_room, refused_writes
 from compiler.errors import CompileError
 from compiler.flight import Preflight, preflight
 from compiler.importers import Imported
-from compiler.options import Options, check_options, element_type
+from compiler.options import Options, block_size, check_options, element_type
 from compiler.pipeline import Stage, pipeline, run_pipeline
 from compiler.progress import Progress, Stopwatch
+from compiler.quantization.decide import Decided
+from compiler.quantization.step import STAGES, Quantizer
+from compiler.quantization.store import Store
 from compiler.rates import Rates, keep_rates, measured_rates, read_rates
 from compiler.refusal import OF_A_MODEL, refusal
 from compiler.survey import survey
@@ -31,7 +35,9 @@ from ir.dims import evaluate, product
 from ir.graph import Graph, tensor_of
 from ir.text import print_graph
 from ir.types import DType
+from passes.base import Pass
 from passes.plan_memory import PlanMemory
+from passes.quantize_weights import QuantizeWeights
 from runtime.artifact import Artifact
 from runtime.errors import ArtifactError
 from runtime.tokenizer import Tokenizer
@@ -117,7 +123,7 @@ def _preflight(source: Any, targets: Sequence[Target], options: Options, out: Pa
         num_kinds=len(by_device(targets)),
         dtype=dtype,
         max_context=options.max_context,
-        block=options.block,
+        block=block_size(options),
         rates=Rates() if options.check else read_rates(cache_folder()),
         cached=options.cache,
     )
@@ -140,21 +146,28 @@ class Compile:
         self.names = [target.name for target in targets]
         self.cache, self.watch = cache or Cache(None), Stopwatch(progress)
         self.cache.note = progress.note
-        self.dtype = element_type(options, targets)
+        self.dtype, self.block = element_type(options, targets), block_size(options)
+        self.quantization = options.quantization.resolved(tuple(self.kinds))
 
     def run(self, source: Any) -> Path:
+        with scratch() if self.quantization.any else nullcontext(Path()) as folder:
+            return self._run(source, Store(folder))
+
+    def _run(self, source: Any, store: Store) -> Path:
+        """store: of the arrays that calibration makes."""
         self.progress.stages(self._stages())
         self.watch.stage("import")
         imported = importers.load(source, max_context=self.options.max_context, weights=self.options.weights)
         self._refuse_what_does_not_fit(imported)
         self._write_tokenizer(imported)
-        checker = self._checker(imported) if self.options.check else None
-        lowered = self._lower(imported, checker)
+        quantizer = Quantizer(self.quantization, imported, store, self.progress)
+        checker = self._checker(imported, quantizer) if self.options.check else None
+        lowered = self._lower(imported, quantizer, checker)
         self._generate(lowered)
-        self._pack(imported)
+        self._pack(quantizer.imported())
         self._build()
         self.watch.stage("hash")
-        self.writer.seal(self._manifest(imported, lowered), self.progress.advance)
+        self.writer.seal(self._manifest(imported, quantizer, lowered), self.progress.advance)
         self._verify(checker)
         self.watch.stop()
         path = self.writer.publish()
@@ -163,9 +176,12 @@ class Compile:
 
     def _stages(self) -> list[str]:
         """The names of those that are to come."""
-        passes = [each.name for each in pipeline(self.dtype, self.options.block, None, tuple(self.kinds))]
+        passes = [each.name for each in self._pipeline(None)]
         if self.options.check:
             passes = ["check imported", *(name for each in passes for name in (each, f"check {each}"))]
+        if self.quantization.any:
+            at = passes.index("quantize_weights")
+            passes[at:at] = STAGES
         after = {
             "generate": self.names,
             "pack": self.kinds if self.options.weights else (),
@@ -181,14 +197,20 @@ class Compile:
         need = num_bytes * len(self.kinds) if self.options.weights else 0
         check_room(need, shutil.disk_usage(self.writer.root).free, self.writer.out)
 
-    def _checker(self, imported: Imported) -> Checker:
-        batch = random_batch(imported.info.vocab_size, imported.info.max_context, self.options.block)
-        return Checker(weight_reader(imported), batch)
+    def _checker(self, imported: Imported, quantizer: Quantizer) -> Checker:
+        batch = random_batch(imported.info.vocab_size, imported.info.max_context, self.block)
+        return Checker(quantizer.read, batch)
 
-    def _lower(self, imported: Imported, checker: Checker | None) -> dict[str, Graph]:
+    def _pipeline(
+        self, read: Callable[[str], Any] | None, decided: Decided | None = None
+    ) -> tuple[Pass, ...]:
+        found = decided or Decided(kv=self.quantization.kv or "")
+        quantized = (found.weights, found.activations, found.kv, found.keys)
+        return pipeline(self.dtype, self.block, read, tuple(self.kinds), *quantized)
+
+    def _lower(self, imported: Imported, quantizer: Quantizer, checker: Checker | None) -> dict[str, Graph]:
         """The lowered graph for each kind of device: they differ in the memory plan alone."""
-        reader, devices = weight_reader(imported), tuple(self.kinds)
-        passes = pipeline(self.dtype, self.options.block, reader, devices)
+        passes = list(self._pipeline(quantizer.read))
         lowered: dict[str, Graph] = {}
 
         def on_stage(stage: Stage) -> None:
@@ -200,6 +222,9 @@ class Compile:
             ran = passes[stage.index - 1] if stage.index else None
             if isinstance(ran, PlanMemory):
                 lowered[ran.device] = stage.graph
+            if stage.index < len(passes) and isinstance(passes[stage.index], QuantizeWeights):
+                decided = quantizer.decide(stage.graph, self.watch.stage, weights=self.options.weights)
+                passes[stage.index :] = self._pipeline(quantizer.read, decided)[stage.index :]
             if stage.index < len(passes):
                 self.watch.stage(passes[stage.index].name)
 
@@ -259,13 +284,15 @@ class Compile:
         for name, content in imported.tokenizer_files.items():
             self.writer.write(f"tokenizer/{name}", content)
 
-    def _manifest(self, imported: Imported, lowered: dict[str, Graph]) -> dict[str, Any]:
+    def _manifest(
+        self, imported: Imported, quantizer: Quantizer, lowered: dict[str, Graph]
+    ) -> dict[str, Any]:
         tools = {"compiler": cpp.compiler_version()} if "cpu" in self.kinds else {}
         return {
             "name": imported.info.name,
             "made_by": {"octavo": manifest.octavo_version(), **tools},
             "source": manifest.source_entry(imported.info),
-            "model": manifest.model_entry(imported.info, self.dtype),
+            "model": manifest.model_entry(imported.info, self.dtype, quantizer.entry()),
             "tokenizer": manifest.tokenizer_entry(imported.tokenizer_files),
             "kv_groups": manifest.kv_groups(next(iter(lowered.values()))),
             "targets": {t.name: t.entry(weights=self.options.weights) for t in self.targets},

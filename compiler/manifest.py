@@ -32,7 +32,7 @@ def source_entry(info: ModelInfo) -> dict[str, Any]:
     return {"kind": info.source_kind, "path": path.name, "files": files}
 
 
-def model_entry(info: ModelInfo, dtype: str) -> dict[str, Any]:
+def model_entry(info: ModelInfo, dtype: str, quantization: dict[str, Any] | None) -> dict[str, Any]:
     return {
         "dtype": dtype,
         "vocab_size": info.vocab_size,
@@ -40,6 +40,7 @@ def model_entry(info: ModelInfo, dtype: str) -> dict[str, Any]:
         "bos_token_id": info.bos_token_id,
         "eos_token_ids": list(info.eos_token_ids),
         "frozen": dict(info.frozen),
+        "quantization": quantization,
     }
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from codegen.kv_block import BLOCKS
 from compiler.errors import CompileError
 from compiler.importers.model import MAX_CONTEXT
+from compiler.quantization.options import Quantization, check_quantization
 from compiler.targets import Target
+from passes.paging.formats import default_block
 
 DTYPES = ("f32", "bf16")
 
@@ -20,11 +22,17 @@ class Options:
 
     dtype: str | None = None
     max_context: int | None = None
-    block: int = 16
+    block: int | None = None  # None: what the cache's format asks for
     weights: bool = True
     check: bool = False
     dump_ir: Path | None = None
     cache: bool = True
+    quantization: Quantization = field(default_factory=Quantization)
+
+
+def block_size(options: Options) -> int:
+    """Tokens of a KV block."""
+    return default_block(options.quantization.kv or "") if options.block is None else options.block
 
 
 def element_type(options: Options, targets: Sequence[Target]) -> str:
@@ -35,13 +43,14 @@ def element_type(options: Options, targets: Sequence[Target]) -> str:
 def check_options(options: Options) -> None:
     """Raises CompileError on a value that no compile has."""
     dtype, context = options.dtype, options.max_context
+    check_quantization(options.quantization)
     if dtype is not None and dtype not in DTYPES:
         what, todo = "not an element type of weights", f"There are {', '.join(DTYPES)}"
         raise CompileError(what, where=f"--dtype {dtype}", todo=todo)
     if context is not None and not 1 <= context <= MAX_CONTEXT:
         what, todo = "not a number of tokens of a context", f"Use one from 1 to {MAX_CONTEXT}"
         raise CompileError(what, where=f"--max-context {context}", todo=todo)
-    if options.block not in BLOCKS:
+    if options.block is not None and options.block not in BLOCKS:
         sizes = ", ".join(map(str, BLOCKS))
         what, todo = "not a number of tokens of a KV block", f"There are {sizes}"
         raise CompileError(what, where=f"--block {options.block}", todo=todo)

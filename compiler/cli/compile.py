@@ -15,12 +15,13 @@ import typer
 
 from compiler.cli import values
 from compiler.cli.interrupts import Interrupts
-from compiler.cli.options import Block, MaxContext
+from compiler.cli.options import MaxContext
 
 if TYPE_CHECKING:
     from compiler.cli.terminal import Terminal
 
 INTERRUPTED = 130
+_QUANTISATION = "Quantisation"
 
 
 def command(
@@ -46,7 +47,14 @@ def command(
         ),
     ] = None,
     max_context: MaxContext = None,
-    block: Block = 16,
+    block: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of a KV block: 8, 16, 32 or 64. Default 16, of a cache of int4 or int2 64.",
+            metavar="8|16|32|64",
+            autocompletion=values.blocks,
+        ),
+    ] = None,
     isa: Annotated[
         str | None,
         typer.Option(
@@ -62,6 +70,77 @@ def command(
             help="GPUs' kernels give the same bits whatever they are batched with, as the CPU's always do.",
         ),
     ] = False,
+    quantize: Annotated[
+        str,
+        typer.Option(
+            help="Weights as int4, int8, fp8, auto (int4 where a layer bears it) or none.",
+            autocompletion=values.weight_formats,
+            rich_help_panel=_QUANTISATION,
+        ),
+    ] = "none",
+    group: Annotated[
+        int | None,
+        typer.Option(
+            help="Inputs that share a scale: 32, 64, 128, and of int8 0 for all. Default 32.",
+            rich_help_panel=_QUANTISATION,
+        ),
+    ] = None,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(
+            help="rtn rounds; gptq and awq fit weights to text. Default gptq for int4 and auto, else rtn.",
+            autocompletion=values.algorithms,
+            rich_help_panel=_QUANTISATION,
+        ),
+    ] = None,
+    symmetric: Annotated[
+        bool,
+        typer.Option(
+            "--symmetric/--asymmetric",
+            help="Groups of int4 have a scale alone, or an offset too: 4.5 bits a weight, or 5.",
+            rich_help_panel=_QUANTISATION,
+        ),
+    ] = True,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Modules that stay as they are: PATTERN,... or PATTERN=FORMAT, as in "
+            "'lm_head,model.layers.0.*=int8'; may be repeated.",
+            rich_help_panel=_QUANTISATION,
+        ),
+    ] = None,
+    activations: Annotated[
+        str | None,
+        typer.Option(
+            help="What linears read: int8 in groups of 32, int8-token, fp8 or none. Default int8 beside int "
+            "weights, where a CPU is compiled for.",
+            autocompletion=values.activations,
+            rich_help_panel=_QUANTISATION,
+        ),
+    ] = None,
+    kv: Annotated[
+        str | None,
+        typer.Option(
+            help="The KV cache: f32, bf16, int8, fp8, int4, or int2, an experiment. Default: as --dtype.",
+            autocompletion=values.kv_formats,
+            rich_help_panel=_QUANTISATION,
+        ),
+    ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            help="Text that weights and keys are fitted to. Default: some pages that come with Octavo.",
+            rich_help_panel=_QUANTISATION,
+        ),
+    ] = None,
+    max_kl: Annotated[
+        float | None,
+        typer.Option(
+            help="Refuse a quantised model whose mean KL from what it was is more, in nats. Default: by "
+            "format.",
+            rich_help_panel=_QUANTISATION,
+        ),
+    ] = None,
     no_weights: Annotated[
         bool,
         typer.Option(
@@ -97,6 +176,8 @@ def command(
 
     octavo compile ./model -o model.octavo --dtype bf16 --target cpu --target cuda:sm_90
 
+    octavo compile ./model -o model.octavo --quantize int4 --kv int8
+
     octavo compile ./model -o model.octavo --dry-run
 
     octavo compile ./config -o shapes.octavo --no-weights --target cuda:sm_90
@@ -122,6 +203,15 @@ def command(
         "check": check,
         "cache": not no_cache,
         "force": force,
+        "quantize": quantize,
+        "group": group,
+        "algorithm": algorithm,
+        "symmetric": symmetric,
+        "keep": [rule.strip() for rules in keep or () for rule in rules.split(",")],
+        "activations": activations,
+        "kv": kv,
+        "calibration": calibration,
+        "max_kl": max_kl,
     }
     if dry_run:
         found = compiler.preflight(source, out, **asked)

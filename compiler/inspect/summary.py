@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from compiler.inspect.quality import quality
 from compiler.inspect.stages import stages
 from compiler.inspect.tables import console
 from runtime.errors import one_line
@@ -47,6 +48,7 @@ def show(artifact: Artifact) -> None:
         ("source", f"{source['kind']} {source['path']}"),
         ("made by", ", ".join(f"{k} {v}" for k, v in facts["made_by"].items())),
         ("model", f"{model['dtype']}, vocabulary {model['vocab_size']:,}, context {model['max_context']:,}"),
+        *(("quantised", text) for text in quality(model.get("quantization"))),
         ("frozen", ", ".join(f"{k}={v}" for k, v in model.get("frozen", {}).items()) or "nothing"),
         ("tokenizer", ", ".join(artifact.manifest.tokenizer_files) or "none"),
         *[("weights", "none: to inspect and to measure, not to load")] * _without_weights(facts),

@@ -44,6 +44,7 @@ class Decided:
     keys: Mapping[str, KeyGrid] = field(default_factory=dict[str, KeyGrid])
     formats: Mapping[str, str] = field(default_factory=dict[str, str])
     measured: Measured | None = None
+    raised: tuple[str, ...] = ()
 
     def run(self, graph: Graph) -> Graph:
         """The quantised graph, as the pipeline's passes make it."""
@@ -67,10 +68,12 @@ class Decision:
         self._weights = {w.name: w for w in self.graph.weights}
         _check_keep(self.asked, [paths(uses) for _, uses in self.matrices.values()])
 
-    def first(self) -> Decided:
-        """By the rules that were given, fitted to text where that was asked for."""
+    def first(self, *, weights: bool = True) -> Decided:
+        """By the rules that were given, fitted to text where that was asked for, and where there are
+        weights.
+        """
         formats = {name: self._format(uses) for name, (_, uses) in self.matrices.items()}
-        fitted = self._fit(formats)
+        fitted = self._fit(formats) if weights else Fitted()
         return self._decided(formats, fitted)
 
     def measured(self, decided: Decided, windows: text.Windows) -> Decided:
@@ -83,8 +86,12 @@ class Decision:
 
     def raised(self, decided: Decided, formats: Mapping[str, str]) -> Decided:
         """With other formats; codes that were fitted for a format that stays are kept."""
-        kept = {name: codes for name, codes in decided.weights.calibrated.items() if formats[name] == "int4"}
-        return self._decided(formats, Fitted(kept, dict(decided.keys)))
+        stays = {name for name, format in formats.items() if format == decided.formats[name]}
+        kept = {name: codes for name, codes in decided.weights.calibrated.items() if name in stays}
+        changed = {paths(uses)[0]: formats[n] for n, (_, uses) in self.matrices.items() if n not in stays}
+        before = {each.rpartition("=")[0]: each.rpartition("=")[2] for each in decided.raised}
+        raised = tuple(f"{path}={format}" for path, format in {**before, **changed}.items())
+        return replace(self._decided(formats, Fitted(kept, dict(decided.keys))), raised=raised)
 
     def _format(self, uses: list[MatrixUse]) -> str:
         logits = self.graph.outputs[0].name
@@ -120,7 +127,7 @@ class Decision:
 
     def _windows(self, given: str, source: str, tokens: int, size: int) -> text.Windows:
         info = self.imported.info
-        size = min(size, info.max_context)
+        size = min(size, info.max_context, *text.most_tokens(self.graph))
         tokenizer = Tokenizer.read(self.imported.tokenizer_files, info.bos_token_id)
         return text.windows(tokenizer, given, source, size, -(-tokens // size), info.vocab_size)
 

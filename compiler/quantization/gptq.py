@@ -12,7 +12,7 @@ import numpy as np
 
 from compiler.quantization.grid import Array, Grid, Params, Quantized, UnfitError, check_finite, stored
 
-DAMPING = 0.01  # of the mean square of an input, added to each: the text seen is not all text
+DAMPING = 0.1  # of the mean square of an input, added to each: the text seen is not all text
 MORE_DAMPING = 10  # times as much, where H cannot be factored
 
 

@@ -10,6 +10,8 @@ import numpy as np
 
 from compiler.errors import CompileError
 from compiler.quantization.grid import Array
+from ir.graph import Graph
+from ir.types import KV
 from runtime.tokenizer import Tokenizer
 
 CALIBRATION, HELD_OUT = "calibration", "heldout"
@@ -88,6 +90,13 @@ def packed(given: Sequence[Array], blocks: Mapping[str, int], every: int = 1) ->
     for name, block in blocks.items():
         inputs |= _paged(name.removeprefix("kv"), lengths, block)
     return inputs
+
+
+def most_tokens(graph: Graph) -> list[int]:
+    """Of a request, by the tables of each KV group."""
+    bounds = {v.name: graph.dims.get(f"M{v.name.removeprefix('kv')}", (0, None))[1] for v in graph.inputs}
+    groups = [(v.type.block, bounds[v.name]) for v in graph.inputs if isinstance(v.type, KV)]
+    return [block * most for block, most in groups if most is not None]
 
 
 def _paged(group: str, lengths: Sequence[int], block: int) -> dict[str, Array]:
