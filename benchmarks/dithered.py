@@ -1,7 +1,7 @@
 """The demo model off its grid: a directory, and GGUF files of it as F32, Q8_0 and Q4_0.
 
-The weights of its checkpoint lie on a grid of 4 bits in groups of 32, which a format of 4 bits could keep: that
-would say nothing about models that never were on one.
+The weights of its checkpoint lie on a grid of 4 bits in groups of 32, which a format of 4 bits could keep:
+that would say nothing about models that never were on one.
 """
 
 from __future__ import annotations
