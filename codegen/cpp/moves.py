@@ -4,20 +4,31 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from codegen.cpp.context import Context, refuse, shape_of
+from codegen.cpp.context import Context, dtype_of, refuse, shape_of
 from codegen.cpp.spelling import call, size
 from ir.dims import Dim, product
 from ir.graph import Op, Value
+from ir.types import DType
 from passes.match import attribute
 
 
 def take_rows(ctx: Context, op: Op) -> list[str]:
     x, rows = cast(Value, op.args[0]), cast(Value, op.args[1])
     if op.kind == "take" and op.attr("axis") != 0:
-        raise refuse(op, "it gathers along an axis after the first")
+        return _take_columns(ctx, op, x, rows)
     width, count = size(product(shape_of(x)[1:])), size(product(shape_of(rows)))
     y = ctx.pointer(op.out)
     return [call("take_rows", ctx.pointer(x), ctx.ld(x), width, ctx.pointer(rows), count, y, width)]
+
+
+def _take_columns(ctx: Context, op: Op, x: Value, columns: Value) -> list[str]:
+    shape = shape_of(x)
+    if len(shape) != 2 or len(shape_of(columns)) != 1 or dtype_of(x) is not DType.F32:
+        raise refuse(op, "it gathers along an axis after the first, and not columns of f32")
+    source = (ctx.pointer(x), ctx.ld(x), size(shape[0]), size(shape[1]))
+    return [
+        call("take_columns", *source, ctx.pointer(columns), size(shape_of(columns)[0]), ctx.pointer(op.out))
+    ]
 
 
 def _static(op: Op, shape: tuple[Dim, ...]) -> tuple[int, ...]:

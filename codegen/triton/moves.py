@@ -25,8 +25,36 @@ def embed(ctx: Context, op: Op) -> list[Case]:
 def take(ctx: Context, op: Op) -> list[Case]:
     """out[i] = x[indices[i]]."""
     if op.kind == "take" and op.attr("axis") != 0:
-        raise refuse(op, "it gathers along an axis after the first")
+        return _columns(ctx, op, op.args[0], op.args[1])
     return _gather(ctx, op, op.args[0], op.args[1])
+
+
+def _columns(ctx: Context, op: Op, x: Any, columns: Any) -> list[Case]:
+    """out[t, i] = x[t, columns[i]]."""
+    shape = shape_of(x)
+    if len(shape) != 2 or len(shape_of(columns)) != 1 or not ctx.is_contiguous(columns):
+        raise refuse(op, "it gathers along an axis after the first, and not columns")
+    width, count = _static(op, (shape[1], shape_of(columns)[0]))
+    rows, tile = expression(shape[0]), row_tile(ctx.device, count)
+    launch = ctx.launch(
+        "take_columns",
+        render("take_columns", width=width, count=count, ld=ctx.ld(x), outside=_outside(x)),
+        {
+            "x": ctx.pointer(x),
+            "columns": ctx.pointer(columns),
+            "out": ctx.pointer(op.out),
+            "rows": ctx.size(rows),
+        },
+        (cdiv(rows, tile.rows), cdiv(count, tile.block)),
+        {"ROWS": tile.rows, "BLOCK": tile.block},
+        num_warps=tile.num_warps,
+    )
+    return always(launch)
+
+
+def _outside(x: Any) -> str:
+    """What an index out of bounds gives."""
+    return 'float("nan")' if dtype_of(x).is_float else "0"
 
 
 def _gather(ctx: Context, op: Op, x: Any, indices: Any) -> list[Case]:
@@ -35,10 +63,9 @@ def _gather(ctx: Context, op: Op, x: Any, indices: Any) -> list[Case]:
     width = cast(int, product(_static(op, shape_of(x)[1:])))
     count = expression(product(shape_of(indices)))
     tile = row_tile(ctx.device, width)
-    outside = 'float("nan")' if dtype_of(x).is_float else "0"
     launch = ctx.launch(
         op.kind,
-        render("take", width=width, ld=ctx.ld(x), outside=outside),
+        render("take", width=width, ld=ctx.ld(x), outside=_outside(x)),
         {
             "x": ctx.pointer(x),
             "indices": ctx.pointer(indices),

@@ -155,8 +155,8 @@ def import_model(
     layered = LayeredSource((constants, weights), names.renames)
     check_weights(graph, layered, source[1])
     if keep_grid:
-        graph = keep_grids(graph, matrices, source[1])
-        layered = LayeredSource((PartSource(matrices), layered))
+        graph, orders = keep_grids(graph, matrices)
+        layered = LayeredSource((PartSource(matrices), orders, layered))
     vocab_size = int(graph.outputs[0].type.shape[2])  # type: ignore[union-attr]
     starts = _inside(_ids(config.bos_token_id), vocab_size)
     ends = _inside((*eos, *_ids(config.eos_token_id)), vocab_size)

@@ -67,7 +67,18 @@ def _embed(low: Lowering, op: Op) -> None:
 
 
 def _take(low: Lowering, op: Op) -> None:
-    """Rows of a fixed table at indices that depend on the token."""
+    """Rows of a fixed table at indices that depend on the token, or fixed columns of rows."""
+    if low.layout(op.args[1]) is None:
+        before = low.layout_of_operand(op)
+        value = low.emit(
+            op,
+            "take",
+            low.new(op.args[0]),
+            low.new(op.args[1]),
+            axis=low.axis(op, before, attribute(op, "axis")),
+        )
+        low.place(op, value, layouts=(Layout(shape_of(op.outs[0]), before.token),))
+        return
     if low.layout(op.args[0]) is not None or op.attrs["axis"] != 0:
         low.refuse(op, "take picks among tokens")
     low.place(op, low.emit(op, "take", low.new(op.args[0]), low.new(op.args[1]), axis=0))

@@ -182,6 +182,15 @@ def looked_up(b: GraphBuilder) -> Value:
     return b.op("add", y, b.op("take", weight("taken", VOCAB, VOCAB), arg(b, "ids"), axis=0))
 
 
+def columns(b: GraphBuilder) -> Value:
+    """Columns in another order, twice each."""
+    order = b.op("concat", *[b.op("iota", size=19, dtype="i32")] * 2, axis=0)
+    order = b.op(
+        "reshape", b.op("transpose", b.op("reshape", order, shape=(2, 19)), perm=(1, 0)), shape=(38,)
+    )
+    return b.op("take", source(b, "cols", 21), order, axis=1)
+
+
 def folded(b: GraphBuilder) -> Value:
     """Weights computed from weights: nothing of it is left at run time."""
     w = b.op("concat", weight("fold.a", 10, 6), b.op("mul", weight("fold.b", 7, 6), Scalar(0.5)), axis=0)
@@ -194,7 +203,8 @@ def folded(b: GraphBuilder) -> Value:
 CASES: tuple[Case, ...] = (
     rms, rms_heads, rms_per_head, rms_two_axes, rms_plain, layer, layer_plain, rope_half, rope_part,
     rope_interleaved, rope_per_head, rope_of_a_view, positions, chain, broadcasts, choices, integers, rounded,
-    functions, reductions, softmax, cumsum, moves, inner_split, products, looked_up, looked_up_bf16, folded,
+    functions, reductions, softmax, cumsum, moves, inner_split, products, looked_up, looked_up_bf16, columns,
+    folded,
 )  # fmt: skip
 
 

@@ -14,10 +14,13 @@ from safetensors.torch import load_file, save_file
 
 from compiler.importers import Imported, ImportRefused, load
 from compiler.importers.quantized.keep import keep_grids
+from compiler.importers.quantized.source import PartSource
 from compiler.pipeline import pipeline, run_pipeline
 from compiler.survey import survey
+from compiler.weights import LayeredSource
 from ir.build import GraphBuilder
 from ir.graph import Graph, Weight
+from ir.interpret import interpret
 from ir.types import DType, Tensor
 from tests.importers import test_gguf, test_quantized
 from tests.importers.compare import TOLERANCE, worst
@@ -33,9 +36,10 @@ def words(codes: Any) -> Any:
 
 
 def gptq(module: str, shape: tuple[int, ...]) -> tuple[dict[str, Any], Any]:
-    """(what GPTQ stores of a linear of random codes, the weight that it stands for)."""
+    """(what GPTQ stores of a linear of random codes, what it stands for), by act-order in layer 1."""
     rng, groups = np.random.default_rng(len(module)), np.arange(shape[1]) // 32
-    codes, zeros = rng.integers(0, 16, shape), rng.integers(1, 16, (shape[0], groups[-1] + 1))
+    groups = np.random.default_rng(shape[1]).permutation(groups) if ".1." in module else groups
+    codes, zeros = rng.integers(0, 16, shape), rng.integers(1, 16, (shape[0], groups.max() + 1))
     scales = rng.uniform(0.005, 0.02, zeros.shape).astype(np.float16)
     stored = {"qweight": words(codes).T, "qzeros": words(zeros.T - 1), "scales": scales.T, "g_idx": groups}
     weight = (codes - zeros[:, groups]) * scales.astype(np.float32)[:, groups]
@@ -86,8 +90,12 @@ def test_a_graph_of_floats_has_the_same_weights(checkpoint: Any) -> None:
 
 
 def test_passes_leave_the_codes_to_linears(kept: Imported) -> None:
-    """Query, key and value are one, gate and up are another: four linears for each of two layers."""
+    """Query, key and value are one, gate and up are another: four linears for each of two layers.
+
+    Where columns are in another order, those that are one read an input that is put into it once.
+    """
     lowered = run_pipeline(kept.graph, pipeline())
+    assert kinds(lowered).count("take") == 4
     assert kinds(lowered).count("qlinear") == 8 and kinds(lowered).count("linear") == 1
     assert "dequantize" not in kinds(lowered)
     codes = [w for w in lowered.weights if w.name.endswith("proj.weight.q")]
@@ -133,11 +141,19 @@ def test_a_checkpoint_without_a_grid_cannot_keep_it(tmp_path: Path) -> None:
             load(source, keep_grid=True, **options)
 
 
-def test_act_order_is_refused_where_the_grid_is_kept() -> None:
+def test_act_order_moves_the_input_of_linears_once_and_the_columns_of_tables_back() -> None:
     build = GraphBuilder("g", {}, ())
-    matrix = test_quantized.matrix("gptq-4-order")
-    graph = build.graph([build.op("neg", Weight("m.weight", Tensor(DType.F32, (32, 96))))])
-    with pytest.raises(
-        ImportRefused, match=r"DIR, tensor 'm.weight': its columns .*\(act-order\).*as floats"
-    ):
-        keep_grids(graph, {"m.weight": matrix}, "DIR")
+    x, ids = build.input("x", Tensor(DType.F32, (5, 96))), build.input("ids", Tensor(DType.I32, (5,)))
+    first, second = (Weight(f"{n}.weight", Tensor(DType.F32, (32, 96))) for n in "ab")
+    made = [build.op("linear", x, first), build.op("linear", x, second), build.op("embed", ids, first)]
+    graph = build.graph([build.op("concat", *made, axis=1)])
+    matrices = dict.fromkeys(("a.weight", "b.weight"), test_quantized.matrix("gptq-4-order"))
+    kept, orders = keep_grids(graph, matrices)
+    assert kinds(kept) == ["take", "dequantize", "linear", "dequantize", "linear", "take", "embed", "concat"]
+    weight, rng = test_quantized.expected("gptq-4-order"), np.random.default_rng(0)
+    given = {"x": rng.normal(size=(5, 96)).astype(np.float32), "ids": rng.integers(0, 32, 5, np.int32)}
+    source = LayeredSource((orders, PartSource(matrices)))
+    found = interpret(kept, given, {w.name: source.read(w.name) for w in kept.weights}).outputs[0]
+    y = given["x"].astype(np.float64) @ weight.astype(np.float64).T
+    np.testing.assert_allclose(found[:, :64], np.concatenate([y, y], 1), atol=1e-5)
+    assert np.array_equal(found[:, 64:], weight[given["ids"]])

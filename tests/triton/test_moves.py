@@ -127,6 +127,20 @@ def test_elements_arrive_unchanged(both: tuple[Array, Array], case: Case) -> Non
     np.testing.assert_array_equal(got, want)
 
 
+def test_columns_are_taken_by_their_numbers(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Of a view too; one that is outside gives NaN."""
+    b, _ = paged_builder()
+    order = b.op("concat", *[b.op("iota", size=n, dtype="i32") for n in (7, 9)], axis=0)
+    cut = b.op("slice", rows(b, "co", 12), axis=1, start=3, stop=11)
+    graph = b.graph([b.op("take", cut, order, axis=1)])
+    model = TritonModel(graph, None, tmp_path_factory.mktemp("columns"))
+    ids = [5, 0, 23, 5]
+    found = model.step([], [Chunk([0, 1], 0, ids)])
+    want = model.weights["co"][ids][:, [*range(3, 10), *range(3, 11)]]
+    np.testing.assert_array_equal(found[:, :15], want)
+    assert found.shape == (4, 16) and np.isnan(found[:, 15]).all()
+
+
 def test_logits_that_are_a_view_are_delivered(tmp_path_factory: pytest.TempPathFactory) -> None:
     b, _ = paged_builder()
     chosen = b.op("take_rows", rows(b, "wide", 50), arg(b, "rows"))

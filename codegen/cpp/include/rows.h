@@ -35,6 +35,17 @@ KERNEL void take_rows(Thread& th, const T* x, int64_t ld, int64_t width, const I
     memcpy(y + q * y_ld, x + int64_t(rows[q]) * ld, size_t(width) * sizeof(T));
 }
 
+// y[t, i] = x[t, columns[i]] for x of `width` columns; NaN where there is no such column.
+template <class Id>
+KERNEL void take_columns(Thread& th, const float* x, int64_t ld, int64_t rows, int64_t width, const Id* columns,
+                         int64_t n, float* y) {
+  for (int64_t t = th.first(rows); t < th.last(rows); t++)
+    for (int64_t i = 0; i < n; i++) {
+      bool inside = columns[i] >= 0 && int64_t(columns[i]) < width;
+      y[t * n + i] = inside ? x[t * ld + int64_t(columns[i])] : __builtin_nanf("");
+    }
+}
+
 // Where norms find row i of `inner` rows per token.
 struct Rows {
   int64_t tokens, ld, inner, width;

@@ -5,42 +5,89 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from compiler.importers.quantized.matrix import OFFSET, ZERO, Matrix
-from compiler.importers.quantized.order import OTHER_ORDER
-from compiler.importers.refused import ImportRefused
+from compiler.weights import Array, ArraySource
 from ir.build import GraphBuilder
-from ir.graph import Arg, Graph, Value, Weight
+from ir.graph import Arg, Graph, Op, Value, Weight, tensor_of
+from ir.types import DType, Tensor
 
 
-def keep_grids(graph: Graph, matrices: Mapping[str, Matrix], where: str) -> Graph:
-    """The graph on the matrices' parts, `@NAME.q`, `@NAME.scale` and so on. matrices: by weights' names.
+def keep_grids(graph: Graph, matrices: Mapping[str, Matrix]) -> tuple[Graph, ArraySource]:
+    """The graph on the matrices' parts, `@NAME.q`, `@NAME.scale` and so on, and what it reads beside them.
 
-    Raises ImportRefused on codes that are in another order than the weight's columns.
+    matrices: by weights' names. Where columns are in the order of their groups (act-order), a linear's input
+    is put into that order too; for any other op the matrix is put back.
     """
-    moved = [w.name for w in graph.weights if w.name in matrices and matrices[w.name].order is not None]
-    if moved:
-        what = f"its columns are in another order than their groups (act-order): {len(moved)} tensors are so"
-        todo = f"Compile it without its own grid, as floats. {OTHER_ORDER}"
-        raise ImportRefused(what, where=f"{where}, tensor {moved[0]!r}", todo=todo)
-    build = GraphBuilder(graph.name, graph.dims, graph.inputs)
-    build.reserve(out.name for op in graph.ops for out in op.outs)
-    made: dict[str, Value] = {}
-    for op in graph.ops:
-        for arg in op.args:
-            if isinstance(arg, Weight) and arg.name in matrices and arg.name not in made:
-                made[arg.name] = _dequantize(build, arg.name, matrices[arg.name], op.loc)
-        build.ops.append(replace(op, args=tuple(_now(arg, made) for arg in op.args)))
-    return replace(build.graph(graph.outputs), arena=graph.arena)
+    return _Keep(graph, matrices).run()
 
 
-def _now(arg: Arg, made: Mapping[str, Value]) -> Arg:
-    return made.get(arg.name, arg) if isinstance(arg, Weight) else arg
+class _Keep:
+    """Builds the graph anew."""
+
+    def __init__(self, graph: Graph, matrices: Mapping[str, Matrix]) -> None:
+        self.graph, self.matrices = graph, matrices
+        self.build = GraphBuilder(graph.name, graph.dims, graph.inputs)
+        self.build.reserve(out.name for op in graph.ops for out in op.outs)
+        self.made: dict[str, Value] = {}
+        self.orders: dict[bytes, Weight] = {}
+        self.arrays: dict[str, Array] = {}
+        self.moved: dict[tuple[Arg, Weight], Value] = {}
+
+    def run(self) -> tuple[Graph, ArraySource]:
+        for op in self.graph.ops:
+            args = list(op.args)
+            if op.kind == "linear" and (order := self.order_of(args[1])) is not None:
+                args[:2] = (
+                    self.taken(args[0], self.weight(order, f"{_name(args[1])}.order"), op),
+                    self.floats(args[1], op),
+                )
+            self.build.ops.append(replace(op, args=tuple(self.in_order(a, op) for a in args)))
+        done = replace(self.build.graph(self.graph.outputs), arena=self.graph.arena)
+        return done, ArraySource(self.arrays)
+
+    def order_of(self, arg: Arg) -> Array | None:
+        return (
+            self.matrices[arg.name].order if isinstance(arg, Weight) and arg.name in self.matrices else None
+        )
+
+    def in_order(self, arg: Arg, op: Op) -> Arg:
+        """An operand with the columns that its weight has."""
+        if not isinstance(arg, Weight) or arg.name not in self.matrices:
+            return arg
+        order, floats = self.order_of(arg), self.floats(arg, op)
+        if order is None:
+            return floats
+        return self.taken(floats, self.weight(np.argsort(order), f"{arg.name}.place"), op)
+
+    def floats(self, arg: Arg, op: Op) -> Value:
+        """What a matrix's parts stand for, columns as they are stored."""
+        name = _name(arg)
+        if name not in self.made:
+            grid = self.matrices[name].grid
+            parts: dict[str, Arg] = {part: Weight(f"{name}.{part}", kind) for part, kind in grid.parts()}
+            args = [parts["q"], parts["scale"], parts.get(ZERO), parts.get(OFFSET)]
+            attrs = {"group_size": grid.group_size, "zero": grid.zero or None}
+            self.made[name] = self.build.op("dequantize", *args, name=name, loc=op.loc, **attrs)
+        return self.made[name]
+
+    def weight(self, order: Array, name: str) -> Weight:
+        """One for all that have the same order."""
+        numbers = order.astype(np.int32)
+        if numbers.tobytes() not in self.orders:
+            self.orders[numbers.tobytes()] = Weight(name, Tensor(DType.I32, numbers.shape))
+            self.arrays[name] = numbers
+        return self.orders[numbers.tobytes()]
+
+    def taken(self, x: Arg, order: Weight, op: Op) -> Value:
+        """x with its last axis in an order."""
+        if (x, order) not in self.moved:
+            axis = tensor_of(x).rank - 1
+            self.moved[x, order] = self.build.op("take", x, order, axis=axis, loc=op.loc)
+        return self.moved[x, order]
 
 
-def _dequantize(build: GraphBuilder, name: str, matrix: Matrix, loc: str) -> Value:
-    grid = matrix.grid
-    parts: dict[str, Arg] = {part: Weight(f"{name}.{part}", kind) for part, kind in grid.parts()}
-    args = [*(parts.pop(part) for part in ("q", "scale")), parts.get(ZERO), parts.get(OFFSET)]
-    return build.op(
-        "dequantize", *args, name=name, loc=loc, group_size=grid.group_size, zero=grid.zero or None
-    )
+def _name(arg: Arg) -> str:
+    assert isinstance(arg, Weight)
+    return arg.name

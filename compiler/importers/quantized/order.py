@@ -14,7 +14,7 @@ OTHER_ORDER = (
 def group_order(groups: Array, group_size: int, where: str) -> Array | None:
     """The columns in the order of their groups, from the group of each [K]; None: they are already.
 
-    Raises WeightError where groups other than the last are not of group_size.
+    Raises WeightError where a group other than the last is not of group_size.
     """
     size = group_size or len(groups)
     regular = np.arange(len(groups)) // max(size, 1)
