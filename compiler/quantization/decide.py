@@ -8,6 +8,8 @@ import glob
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from compiler.errors import CompileError
 from compiler.importers.model import Imported
 from compiler.quantization import text
@@ -25,8 +27,9 @@ from passes.quantize_kv import QuantizeKv
 from passes.quantize_weights import MatrixUse, QuantizeWeights, find_matrices
 from runtime.tokenizer import Tokenizer
 
+ROWS = 4096  # of a weight, that are looked at together
 WINDOW = 512  # tokens of a window of calibration text
-CALIBRATION_TOKENS, HELD_OUT_TOKENS = 8192, 2048
+CALIBRATION_TOKENS, HELD_OUT_TOKENS = 12288, 2048
 FITTED = ("int4", "int8")  # formats whose codes are fitted to text
 SHARED_KEYS = ("int8", "fp8")  # KV formats whose channels share a token's scale, and gain by a static one
 Report = Callable[[int, int], None]
@@ -73,6 +76,8 @@ class Decision:
         weights.
         """
         formats = {name: self._format(uses) for name, (_, uses) in self.matrices.items()}
+        if weights:
+            self._check_finite(formats)
         fitted = self._fit(formats) if weights else Fitted()
         return self._decided(formats, fitted)
 
@@ -97,6 +102,24 @@ class Decision:
         logits = self.graph.outputs[0].name
         head = any(use.op.kind == "embed" or use.op.out.name == logits for use in uses)
         return self.asked.format_of(paths(uses), head=head)
+
+    def _check_finite(self, formats: Mapping[str, str]) -> None:
+        """Of every weight that a quantised matrix is made of. Raises CompileError."""
+        quantized = {
+            path for n, (_, uses) in self.matrices.items() if formats[n] != NONE for path in _own(uses)
+        }
+        for name in self._weights:
+            module = name.rpartition(".")[0] or name
+            if module in quantized or name in formats:
+                self._check_weight(name, module)
+
+    def _check_weight(self, name: str, module: str) -> None:
+        array = self.imported.weights.read(name)
+        count = sum(int(np.isfinite(array[lo : lo + ROWS]).sum()) for lo in range(0, len(array), ROWS))
+        if count < array.size:
+            what = f"{array.size - count:,} of {array.size:,} weights are NaN or infinite"
+            todo = f"Get an undamaged copy, or keep it as it is: --keep {module}"
+            raise CompileError(what, where=f"tensor {name!r}", todo=todo)
 
     def _fit(self, formats: Mapping[str, str]) -> Fitted:
         grids = self._grids(formats) if self.asked.calibrates else {}
