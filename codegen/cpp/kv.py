@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from codegen.cpp.context import Context, dtype_of, refuse, shape_of
 from codegen.cpp.spelling import call, ctype, literal
-from codegen.kv_block import BLOCKS, Place, block_bytes, keys_in_lanes, stream_places
+from codegen.kv_block import BLOCKS, STRIP, Place, block_bytes, keys_in_lanes, stream_places
 from codegen.masks import key_range
 from ir.graph import Op, Value
 from ir.ops.attention import FIRST_TABLE, TAIL
@@ -21,7 +21,6 @@ ELEMENTS = {
     DType.U4: "kv::u4",
     DType.U2: "kv::u2",
 }
-STRIP = 16  # codes that are packed together
 
 
 def _check(op: Op, kv: KV) -> None:
@@ -35,8 +34,8 @@ def _check(op: Op, kv: KV) -> None:
             raise refuse(op, f"{stream.dtype} in blocks of {kv.block} tokens; they need {STRIP} or more")
         keys = keys_in_lanes(kv, index)
         if kv.needs_tail and (stream.per == CHANNEL) != keys:
-            raise refuse(op, f"stream {stream.name} with a scale per {stream.per}; where blocks have a tail, keys "
-                             "have theirs per channel and values per token")  # fmt: skip
+            where = "where blocks have a tail, keys have theirs per channel and values per token"
+            raise refuse(op, f"stream {stream.name} with a scale per {stream.per}; {where}")
 
 
 def _state(ctx: Context, arg: object) -> tuple[KV, str]:

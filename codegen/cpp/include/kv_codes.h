@@ -58,6 +58,15 @@ INLINE nf native_load(const f8* p) {
 template <class T>
 INLINE F load_strip(const T* p) { return load(p); }
 
+#if defined(__AVX2__) && defined(__F16C__) && !defined(__AVX512F__)
+template <>
+INLINE F load_strip(const f8* p) {
+  __m256i x = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)), 7);
+  x = _mm256_and_si256(x, _mm256_set1_epi16(int16_t(0xbfff)));
+  return {(nf)_mm256_cvtph_ps(_mm256_castsi256_si128(x)), (nf)_mm256_cvtph_ps(_mm256_extracti128_si256(x, 1))};
+}
+#endif
+
 template <>
 INLINE F load_strip(const u4* p) {
   F r;
@@ -91,14 +100,14 @@ INLINE F load_strip(const u2* p) {
 #endif
 #if defined(__AVX512F__)
   const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3);
-  __m512i x = _mm512_cvtepu8_epi32(_mm_set1_epi32(four));
-  x = _mm512_srlv_epi32(x, _mm512_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2, 4, 4, 4, 4, 6, 6, 6, 6));
+  __m512i x = _mm512_set1_epi32(four);  // lanes are shifted so far that their two bits are the lowest
+  x = _mm512_srlv_epi32(x, _mm512_setr_epi32(0, 8, 16, 24, 2, 10, 18, 26, 4, 12, 20, 28, 6, 14, 22, 30));
   r.v[0] = (nf)_mm512_permutevar_ps(table, x);
 #elif defined(__AVX2__)
   const __m256 table = _mm256_setr_ps(0, 1, 2, 3, 0, 1, 2, 3);
-  __m256i x = _mm256_cvtepu8_epi32(_mm_set1_epi32(four));
-  r.v[0] = (nf)_mm256_permutevar_ps(table, _mm256_srlv_epi32(x, _mm256_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2)));
-  r.v[1] = (nf)_mm256_permutevar_ps(table, _mm256_srlv_epi32(x, _mm256_setr_epi32(4, 4, 4, 4, 6, 6, 6, 6)));
+  __m256i x = _mm256_set1_epi32(four);  // lanes are shifted so far that their two bits are the lowest
+  r.v[0] = (nf)_mm256_permutevar_ps(table, _mm256_srlv_epi32(x, _mm256_setr_epi32(0, 8, 16, 24, 2, 10, 18, 26)));
+  r.v[1] = (nf)_mm256_permutevar_ps(table, _mm256_srlv_epi32(x, _mm256_setr_epi32(4, 12, 20, 28, 6, 14, 22, 30)));
 #else
   uint8_t tmp __attribute__((vector_size(LANES)));
   memcpy(&tmp, p, sizeof tmp);

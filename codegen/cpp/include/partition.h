@@ -73,7 +73,7 @@ class Partition {
     }
     if (!any.any()) return;
     int begin = any.next(0), end = any.end();
-    Pieces at{cache, g, {}, {}, {}};
+    Pieces at{cache, g, (end + W - 1) / W, {}, {}, {}};
     locate(at, cache.table + request * cache.stride + key / BLOCK, begin / PIECE, (end + PIECE - 1) / PIECE);
     alignas(64) float s[SUB_ROWS * PARTITION];
     float bias[SUB_ROWS];
@@ -106,13 +106,15 @@ class Partition {
   static_assert(PIECES == 1 || !(kv::PACKED<KT> || kv::PACKED<VT>), "a strip of packed codes lies in one block");
   static_assert(!V::PER_CHANNEL);
   static constexpr bool KEY_MINIMA = K::PER_TOKEN && kv::SHIFTED<KT>, VALUE_MINIMA = kv::SHIFTED<VT>;
+  static constexpr int LINE = 64;  // bytes that are fetched together
+  static constexpr int SHARING = BLOCK <= W ? 1 : kv::BITS<KT> < 32 ? LINE * 8 / W / kv::BITS<KT> : 1;  // strips in it
   static constexpr int64_t KEY_STEP = kv::bytes<KT>(BLOCK);                      // from one d to the next
   static constexpr int64_t VALUE_STEP = kv::bytes<VT>(kv::PACKED<VT> ? EP : E);  // from one token to the next
 
   // Where the pieces of a partition lie: their keys, their values, their blocks.
   struct Pieces {
     const Cache& cache;
-    int g;
+    int g, end;  // end: one more than the last strip
     const char *k[STRIPS * PIECES], *v[STRIPS * PIECES], *block[STRIPS * PIECES];
 
     // What each key of strip i has of an array [G, BLOCK], `offset` bytes into each block.
@@ -149,11 +151,26 @@ class Partition {
       at.k[p] = block + cache.key.codes + at.g * D * KEY_STEP + kv::bytes<KT>(token);
       at.v[p] = block + cache.value.codes + (int64_t(at.g) * BLOCK + token) * VALUE_STEP;
     }
+    for (int d = 0; d < D; d++) fetch_key(at.k[p0], d);
+    fetch_scales(at, p0, p1);
     auto stand_in = [&](int p, int by) { at.k[p] = at.k[by], at.v[p] = at.v[by], at.block[p] = at.block[by]; };
     if constexpr (PIECES == 2) {
       if (p0 % 2) stand_in(p0 - 1, p0);
       if (p1 % 2) stand_in(p1, p1 - 1);
     }
+  }
+
+  // The scales and minima of the pieces p0..p1-1, into the cache.
+  static void fetch_scales(const Pieces& at, int p0, int p1) {
+    auto all = [&](int64_t offset, int count) {
+      for (int p = p0; p < p1; p += BLOCK / PIECE)
+        for (int i = 0; i < count * 2; i += LINE) __builtin_prefetch(at.block[p] + offset + at.g * count * 2 + i);
+    };
+    const Place &key = at.cache.key, &value = at.cache.value;
+    if constexpr (kv::SCALED<KT>) all(key.scales, K::PER_CHANNEL ? D : BLOCK);
+    if constexpr (kv::SHIFTED<KT>) all(key.minima, K::PER_CHANNEL ? D : BLOCK);
+    if constexpr (kv::SCALED<VT>) all(value.scales, BLOCK);
+    if constexpr (VALUE_MINIMA) all(value.minima, BLOCK);
   }
 
   template <int N>
@@ -164,22 +181,23 @@ class Partition {
   template <int R>
   static __attribute__((noinline)) void score_rows(const float* q, const float* bias, const Pieces& pieces, int s0,
                                                    int s1, float* s) {
-    auto strips = [&](int at, auto count) {
+    auto strips = [=, &pieces](int at, auto count) {
       constexpr int N = decltype(count)::value;
-      const char* const* k = pieces.k + at * PIECES;
-      const char* const* v = pieces.v + at * PIECES;
+      const char *k[N][PIECES], *v[N][PIECES], *next[N];  // next: keys to fetch meanwhile
+      for (int i = 0; i < N; i++)
+        for (int j = 0; j < PIECES; j++)
+          k[i][j] = pieces.k[(at + i) * PIECES + j], v[i][j] = pieces.v[(at + i) * PIECES + j];
+      for (int i = 0; i < N; i++) next[i] = pieces.k[(at + i + N < pieces.end ? at + i + N : pieces.end - 1) * PIECES];
       F acc[R][N];
       for (int r = 0; r < R; r++)
         for (int i = 0; i < N; i++) acc[r][i] = splat(0.0f);
-      for (int d = 0; d < D; d++) {
-        F kv[N];
+      _Pragma("GCC unroll 4") for (int d = 0; d < D; d++) {
         _Pragma("GCC unroll 4") for (int i = 0; i < N; i++) {
-          kv[i] = strip(k + i * PIECES, d);
-          fetch(v + i * PIECES, d);
-        }
-        _Pragma("GCC unroll 8") for (int r = 0; r < R; r++) {
-          F x = splat(q[r * D + d]);
-          _Pragma("GCC unroll 4") for (int i = 0; i < N; i++) acc[r][i] = fma(x, kv[i], acc[r][i]);
+          F x = strip(k[i], d);
+          fetch(v[i], d);
+          if (i % SHARING == 0) fetch_key(next[i], d);
+          const float* factors = again(q);
+          _Pragma("GCC unroll 8") for (int r = 0; r < R; r++) acc[r][i] = fma(splat(factors[r * D + d]), x, acc[r][i]);
         }
       }
       _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)
@@ -195,6 +213,12 @@ class Partition {
     for (; at < s1; at++) strips(at, Constant<1>{});
   }
 
+  // The same pointer, to be read from again: kept in registers, what it points at would leave too few for the sums.
+  static INLINE const float* again(const float* p) {
+    __asm__ volatile("" : "+r"(p));
+    return p;
+  }
+
   // Element d of a strip's keys.
   static INLINE F strip(const char* const* k, int d) {
     if constexpr (PIECES == 2) return kv::load_strip((const KT*)(k[0] + d * KEY_STEP), (const KT*)(k[1] + d * KEY_STEP));
@@ -204,11 +228,17 @@ class Partition {
   // The d-th of D parts of a strip's values, into the cache.
   static INLINE void fetch(const char* const* v, int d) {
     constexpr int PART = int(W * VALUE_STEP) / D, OF_PIECE = (D + PIECES - 1) / PIECES;
-    constexpr int EVERY = PART >= 64 || PART == 0 ? 1 : 64 / PART;
+    constexpr int EVERY = PART >= LINE || PART == 0 ? 1 : LINE / PART;
     if (d % EVERY != 0) return;
     int piece = PIECES == 2 && d >= OF_PIECE;
     const char* from = v[piece] + (d - piece * OF_PIECE) * PART;
-    for (int i = 0; i < (PART > 64 ? PART : 64); i += 64) __builtin_prefetch(from + i);
+    for (int i = 0; i < (PART > LINE ? PART : LINE); i += LINE) __builtin_prefetch(from + i);
+  }
+
+  // Element d of a strip's keys, into the cache, where it begins a line. The CPU sees streams of floats ahead by itself.
+  static INLINE void fetch_key(const char* k, int d) {
+    constexpr int EVERY = KEY_STEP >= LINE ? 1 : LINE / KEY_STEP;
+    if (kv::SCALED<KT> && d % EVERY == 0) __builtin_prefetch(k + d * KEY_STEP);
   }
 
   template <int R>
@@ -291,8 +321,11 @@ class Partition {
     for (int i = s0; i < s1; i++) {
       F x = exp2(load(s + i * W) - largest);
       sum = sum + x;
-      if constexpr (VALUE_MINIMA)
-        low = fma(x, select_bits(seen.strip(i), at.per_token(cache.value.minima, i), splat(0.0f)), low);
+      if constexpr (VALUE_MINIMA) {
+        F minima = at.per_token(cache.value.minima, i);
+        uint32_t bits = seen.strip(i);
+        low = fma(x, bits == 0xffff ? minima : select_bits(bits, minima, splat(0.0f)), low);
+      }
       if constexpr (V::PER_TOKEN) x = x * (at.per_token(cache.value.scales, i) * splat(kv::UNIT<VT>));
       store(s + i * W, x);
     }
@@ -303,7 +336,7 @@ class Partition {
   // acc[row][e] += sum over keys low..high-1, in order, of s[row][key] v[key][e].
   template <int R>
   static __attribute__((noinline)) void accumulate_rows(const float* s, const Pieces& at, int low, int high, float* acc) {
-    auto columns = [&](int e0, auto count, auto tail) {
+    auto columns = [=, &at](int e0, auto count, auto tail) {
       constexpr int N = decltype(count)::value, TAIL = decltype(tail)::value;
       F sum[R][N];
       _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)
@@ -312,14 +345,13 @@ class Partition {
       do {
         int end = (key / PIECE + 1) * PIECE < high ? (key / PIECE + 1) * PIECE : high;
         const char* from = at.v[key / PIECE] + key % PIECE * VALUE_STEP + kv::bytes<VT>(e0);
-        for (; key < end; key++, from += VALUE_STEP) {
-          F x[N];
-          _Pragma("GCC unroll 4") for (int c = 0; c < N; c++) x[c] = elements<TAIL>(from + kv::bytes<VT>(c * W));
-          _Pragma("GCC unroll 8") for (int r = 0; r < R; r++) {
-            F p = splat(s[r * PARTITION + key]);
-            _Pragma("GCC unroll 4") for (int c = 0; c < N; c++) sum[r][c] = fma(p, x[c], sum[r][c]);
+        for (; key < end; key++, from += VALUE_STEP)
+          _Pragma("GCC unroll 4") for (int c = 0; c < N; c++) {
+            F x = elements<TAIL>(from + kv::bytes<VT>(c * W));
+            const float* weights = again(s);
+            _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)
+              sum[r][c] = fma(splat(weights[r * PARTITION + key]), x, sum[r][c]);
           }
-        }
       } while (key < high);
       _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)
         _Pragma("GCC unroll 4") for (int c = 0; c < N; c++) store(acc + r * EP + e0 + c * W, sum[r][c]);

@@ -153,11 +153,18 @@ INLINE double lane0(D a) { return a.v[0][0]; }
 
 // Lanes i and i+8, then i and i+4, and so on: one order, always.
 INLINE float reduce_sum(F a) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  __m256 x = (__m256)(a.v[0] + a.v[1]);
+  __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  y = _mm_add_ps(y, _mm_movehl_ps(y, y));
+  return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
+#else
   float t[W];
   store(t, a);
   _Pragma("GCC unroll 4") for (int w = W / 2; w > 0; w /= 2)
     _Pragma("GCC unroll 8") for (int j = 0; j < w; j++) t[j] += t[j + w];
   return t[0];
+#endif
 }
 INLINE double reduce_sum(D a) {
   double t[W];
