@@ -55,7 +55,8 @@ def compile(
     in $OCTAVO_CACHE. force: replace a directory at `out` that is not an artifact. An artifact is replaced
     in any case, and only when the new one is whole.
 
-    quantize: weights as int4, int8 or fp8, as auto, int4 where a layer bears it, or none. The output layer
+    quantize: weights as int4, int8 or fp8, as auto, int4 where a layer bears it, as own, the codes that a
+    checkpoint comes with (docs/checkpoints.md), or none, floats, of such a checkpoint too. The output layer
     and the embedding table stay at int8 beside int4. group: inputs of a matrix that share a scale, 32, 64
     or 128, and of int8 0 for all; default 32. algorithm: rtn rounds to the nearest; gptq, the default of
     int4, and awq fit weights to text. symmetric: False gives groups of int4 an offset too. keep: patterns

@@ -20,10 +20,11 @@ from compiler.disk import check_room, refused_writes
 from compiler.errors import CompileError
 from compiler.flight import Preflight, preflight
 from compiler.importers import Imported
-from compiler.options import Options, block_size, check_options, element_type
+from compiler.options import Options, block_size, check_options, element_type, weight_bytes
 from compiler.pipeline import Stage, pipeline, run_pipeline
 from compiler.progress import Progress, Stopwatch
 from compiler.quantization.decide import Decided
+from compiler.quantization.options import OWN
 from compiler.quantization.step import STAGES, Quantizer
 from compiler.quantization.store import Store
 from compiler.rates import Rates, keep_rates, measured_rates, read_rates
@@ -34,7 +35,7 @@ from compiler.weights import read_as
 from ir.dims import evaluate, product
 from ir.graph import Graph, tensor_of
 from ir.text import print_graph
-from ir.types import DType
+from ir.types import Tensor
 from passes.base import Pass
 from passes.plan_memory import PlanMemory
 from passes.quantize_weights import QuantizeWeights
@@ -122,9 +123,10 @@ def _preflight(source: Any, targets: Sequence[Target], options: Options, out: Pa
         targets={target.name: target.levels(dtype) for target in targets},
         num_kinds=len(by_device(targets)),
         dtype=dtype,
+        weight_bytes=weight_bytes(options, dtype),
         max_context=options.max_context,
         block=block_size(options),
-        rates=Rates() if options.check else read_rates(cache_folder()),
+        rates=Rates() if options.check or options.quantization.any else read_rates(cache_folder()),
         cached=options.cache,
     )
 
@@ -157,7 +159,9 @@ class Compile:
         """store: of the arrays that calibration makes."""
         self.progress.stages(self._stages())
         self.watch.stage("import")
-        imported = importers.load(source, max_context=self.options.max_context, weights=self.options.weights)
+        keep = self.quantization.weights == OWN
+        wanted = {"max_context": self.options.max_context, "weights": self.options.weights, "keep_grid": keep}
+        imported = importers.load(source, **wanted)
         self._refuse_what_does_not_fit(imported)
         self._write_tokenizer(imported)
         quantizer = Quantizer(self.quantization, imported, store, self.progress)
@@ -192,8 +196,8 @@ class Compile:
 
     def _refuse_what_does_not_fit(self, imported: Imported) -> None:
         """Again, by the graph: of what the source's headers do not say, it is known only now."""
-        num_weights = sum(evaluate(product(tensor_of(w).shape), {}) for w in imported.graph.weights)
-        num_bytes = num_weights * DType(self.dtype).size_bytes
+        each = weight_bytes(self.options, self.dtype)
+        num_bytes = sum(_packed_bytes(tensor_of(w), each) for w in imported.graph.weights)
         need = num_bytes * len(self.kinds) if self.options.weights else 0
         check_room(need, shutil.disk_usage(self.writer.root).free, self.writer.out)
 
@@ -265,7 +269,7 @@ class Compile:
 
     def _keep_rates(self, imported: Imported, path: Path) -> None:
         """For the estimates of later compiles on this machine."""
-        if self.options.weights and not self.options.check:
+        if self.options.weights and not self.options.check and not self.quantization.any:
             num_bytes = sum((path / targets[0].weights).stat().st_size for targets in self.kinds.values())
             tensors, kind = len(imported.graph.weights), f"{imported.info.source_kind}, {self.dtype}"
             measured = measured_rates(self.watch.cpu_s, kind, num_bytes, tensors, self.built)
@@ -327,3 +331,9 @@ def weight_reader(imported: Imported) -> Callable[[str], Any]:
     """Finds a weight's array by name, in the element type that the graph gives it."""
     weights = {weight.name: weight for weight in imported.graph.weights}
     return lambda name: read_as(imported.weights, weights[name])
+
+
+def _packed_bytes(array: Tensor, float_bytes: float) -> int:
+    """Of a weight in an artifact; codes keep their type."""
+    each = array.dtype.bits / 8 if array.dtype.is_code else float_bytes
+    return round(evaluate(product(array.shape), {}) * each)

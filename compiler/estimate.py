@@ -25,10 +25,10 @@ GPU_BUILDER_BYTES = 500_000_000  # of a process of Triton's
 Levels = Mapping[str, Sequence[str]]  # of each target its ISA levels
 
 
-def write_bytes(survey: Survey, targets: Levels, num_kinds: int, dtype: str) -> int:
-    """num_kinds: of targets that share a file of weights."""
+def write_bytes(survey: Survey, targets: Levels, num_kinds: int, weight_bytes: float) -> int:
+    """num_kinds: of targets that share a file of weights. weight_bytes: of one weight."""
     variants = sum(max(1, len(levels)) for levels in targets.values())
-    return survey.num_weights * SIZES[dtype] * num_kinds + variants * KERNEL_BYTES
+    return round(survey.num_weights * weight_bytes * num_kinds) + variants * KERNEL_BYTES
 
 
 def memory_bytes(survey: Survey, targets: Levels) -> int:

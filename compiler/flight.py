@@ -117,15 +117,16 @@ def preflight(
     targets: Mapping[str, Sequence[str]],
     num_kinds: int,
     dtype: str,
+    weight_bytes: float,
     max_context: int | None,
     block: int,
     rates: Rates,
     cached: bool,
 ) -> Preflight:
-    """num_kinds: of targets that share a file of weights. targets: see Preflight. cached: whether kernels are
-    looked for in the cache.
+    """num_kinds: of targets that share a file of weights. targets: see Preflight. weight_bytes: of one
+    weight. cached: whether kernels are looked for in the cache.
     """
-    num_bytes = estimate.write_bytes(survey, targets, num_kinds, dtype)
+    num_bytes = estimate.write_bytes(survey, targets, num_kinds, weight_bytes)
     seconds = [estimate.seconds(survey, targets, dtype, num_bytes, rates, built) for built in (False, True)]
     return Preflight(
         source=str(source) if isinstance(source, str | Path) else type(source).__name__,

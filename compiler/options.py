@@ -11,6 +11,7 @@ from compiler.errors import CompileError
 from compiler.importers.model import MAX_CONTEXT
 from compiler.quantization.options import Quantization, check_quantization
 from compiler.targets import Target
+from ir.types import DType
 from passes.paging.formats import default_block
 
 DTYPES = ("f32", "bf16")
@@ -38,6 +39,12 @@ def block_size(options: Options) -> int:
 def element_type(options: Options, targets: Sequence[Target]) -> str:
     """Of what linears multiply."""
     return options.dtype or ("bf16" if all(t.prefers_bf16 for t in targets) else "f32")
+
+
+def weight_bytes(options: Options, dtype: str) -> float:
+    """Of one weight as it is written, with the scales that it shares; of dtype where it is not quantised."""
+    found = options.quantization.bits_per_weight
+    return DType(dtype).size_bytes if found is None else found / 8
 
 
 def check_options(options: Options) -> None:

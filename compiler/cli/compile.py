@@ -73,7 +73,8 @@ def command(
     quantize: Annotated[
         str,
         typer.Option(
-            help="Weights as int4, int8, fp8, auto (int4 where a layer bears it) or none.",
+            help="Weights as int4, int8, fp8, auto (int4 where a layer bears it), own (the codes of a checkpoint "
+            "that comes quantised) or none: floats.",
             autocompletion=values.weight_formats,
             rich_help_panel=_QUANTISATION,
         ),
@@ -88,7 +89,7 @@ def command(
     algorithm: Annotated[
         str | None,
         typer.Option(
-            help="rtn rounds; gptq and awq fit weights to text. Default gptq for int4 and auto, else rtn.",
+            help="rtn rounds; gptq and awq fit weights to text. Default gptq, for fp8 rtn.",
             autocompletion=values.algorithms,
             rich_help_panel=_QUANTISATION,
         ),

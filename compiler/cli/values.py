@@ -53,7 +53,7 @@ def dtypes(incomplete: str) -> Sequence[str]:
 
 
 def weight_formats(incomplete: str) -> Sequence[str]:
-    return ("int4", "int8", "fp8", "auto", "none")
+    return ("int4", "int8", "fp8", "auto", "own", "none")
 
 
 def algorithms(incomplete: str) -> Sequence[str]:

@@ -30,6 +30,7 @@ from runtime.tokenizer import Tokenizer
 ROWS = 4096  # of a weight, that are looked at together
 WINDOW = 512  # tokens of a window of calibration text
 CALIBRATION_TOKENS, HELD_OUT_TOKENS = 12288, 2048
+RANDOM_TOKENS = 2048  # where there is no tokenizer to read a text with
 FITTED = ("int4", "int8")  # formats whose codes are fitted to text
 SHARED_KEYS = ("int8", "fp8")  # KV formats whose channels share a token's scale, and gain by a static one
 Report = Callable[[int, int], None]
@@ -152,6 +153,7 @@ class Decision:
         info = self.imported.info
         size = min(size, info.max_context, *text.most_tokens(self.graph))
         tokenizer = Tokenizer.read(self.imported.tokenizer_files, info.bos_token_id)
+        tokens = tokens if tokenizer is not None else min(tokens, RANDOM_TOKENS)
         return text.windows(tokenizer, given, source, size, -(-tokens // size), info.vocab_size)
 
     def _decided(self, formats: Mapping[str, str], fitted: Fitted) -> Decided:

@@ -11,26 +11,28 @@ from compiler.errors import CompileError
 from compiler.quantization.grid import Grid
 from ir.types import DType
 
-NONE, AUTO = "none", "auto"
-WEIGHTS = ("int4", "int8", "fp8", AUTO, NONE)
+NONE, AUTO, OWN = "none", "auto", "own"  # own: as a checkpoint that comes quantised has them
+WEIGHTS = ("int4", "int8", "fp8", AUTO, OWN, NONE)
 GROUPS = {"int4": (32, 64, 128), "int8": (32, 64, 128, 0), "fp8": (0,)}
 ALGORITHMS = ("rtn", "gptq", "awq")
 ACTIVATIONS = ("int8", "int8-token", "fp8", NONE)
 KV = ("f32", "bf16", "int8", "fp8", "int4", "int2")
+TYPICAL = 4096  # inputs of a matrix
 HEAD = "int8"  # of the output layer and the embedding table beside int4: they are the most sensitive by far
 # The mean KL in nats past which a compile is refused. They are some three times what a model of 135 million
 # parameters has with the default algorithms; larger models have less.
-MAX_KL = {"int4": 1.0, "int8": 0.05, "fp8": 0.2, AUTO: 0.1}
+MAX_KL = {"int4": 1.0, "int8": 0.05, "fp8": 0.2, AUTO: 0.1, OWN: 0.05}
 MAX_KL_KV = {"f32": 0.0, "bf16": 0.01, "int8": 0.01, "fp8": 0.1, "int4": 0.15, "int2": 4.0}
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """weights: int4, int8, fp8, auto or none. group: inputs that share a scale, 0 for all of a row's; None:
-    the format's own. algorithm: None: gptq for int4 and auto, else rtn. keep: patterns of module paths that
-    stay as they are, or PATTERN=FORMAT. activations: None: int8 beside int weights where a CPU is compiled
-    for. kv: None: as the compile's dtype. calibration: a text file; None: the text of this package. max_kl:
-    the mean KL to the unquantised model past which the compile is refused; None: by format.
+    """weights: int4, int8, fp8, auto, own or none. group: inputs that share a scale, 0 for all of a row's;
+    None: the format's own. algorithm: None: gptq for int weights, else rtn. keep: patterns of module paths
+    that stay as they are, or PATTERN=FORMAT. activations: None: int8 beside int weights where a CPU is
+    compiled for. kv: None: as the compile's dtype. calibration: a text file; None: the text of this
+    package. max_kl: the mean KL to the unquantised model past which the compile is refused; None: by
+    format.
     """
 
     weights: str = NONE
@@ -49,6 +51,11 @@ class Quantization:
         return self.weights != NONE or self.kv not in (None, "f32", "bf16") or self.quantizes_activations
 
     @property
+    def changes(self) -> bool:
+        """Whether the model computes other numbers than its checkpoint's."""
+        return replace(self, weights=NONE).any or self.weights not in (OWN, NONE)
+
+    @property
     def quantizes_activations(self) -> bool:
         return self.activations not in (None, NONE)
 
@@ -59,18 +66,26 @@ class Quantization:
 
     def resolved(self, devices: Sequence[str]) -> Quantization:
         """With every default in its place. devices: the kinds that are compiled for, "cpu" and "gpu"."""
-        algorithm = self.algorithm or ("gptq" if self.weights in ("int4", AUTO) else "rtn")
-        by_integers = self.weights in ("int4", "int8", AUTO) and "cpu" in devices
+        algorithm = self.algorithm or ("gptq" if self.weights in ("int4", "int8", AUTO) else "rtn")
+        by_integers = self.weights in ("int4", "int8", AUTO, OWN) and "cpu" in devices
         activations = self.activations or ("int8" if by_integers else NONE)
         return replace(self, algorithm=algorithm, activations=activations)
 
     def grid(self, format: str) -> Grid:
         """Of int4, int8 or fp8, with the group that was asked for where the format has it."""
+        format = "int8" if format == OWN else format  # what a rule may ask for beside it
         sizes = GROUPS[format]
         size = sizes[0] if self.group is None or self.group not in sizes else self.group
         dtype = {"int4": DType.U4, "int8": DType.I8, "fp8": DType.F8E4M3}[format]
         symmetric = self.symmetric or format != "int4"
         return Grid(dtype, size, symmetric, DType.F16 if size else DType.F32)
+
+    @property
+    def bits_per_weight(self) -> float | None:
+        """Of most matrices, with scales, once they are quantised; None where they are not."""
+        if self.weights == NONE:
+            return None
+        return self.grid("int4" if self.weights == AUTO else self.weights).bits_per_weight(TYPICAL)
 
     def format_of(self, paths: Sequence[str], *, head: bool) -> str:
         """int4, int8, fp8 or none, for a matrix whose modules have these paths. head: it, or the tied
@@ -80,7 +95,7 @@ class Quantization:
             pattern, _, format = rule.partition("=")
             if any(matches(pattern, path) for path in paths):
                 return format or NONE
-        start = "int4" if self.weights == AUTO else self.weights
+        start = {AUTO: "int4", OWN: NONE}.get(self.weights, self.weights)
         return HEAD if head and start == "int4" else start
 
     def limit(self) -> float:
@@ -105,6 +120,9 @@ def check_quantization(q: Quantization) -> None:
     if q.group is not None and q.group not in sizes:
         known = f"{q.weights} has groups of {', '.join(map(str, sizes))}" if sizes else "Give --quantize too"
         raise CompileError("not a group's size", where=f"--group {q.group}", todo=known)
+    if q.algorithm is not None and q.weights == OWN:
+        todo = "Leave it out: the codes are the checkpoint's"
+        raise CompileError("nothing is fitted", where=f"--algorithm {q.algorithm}", todo=todo)
     if not q.symmetric and q.weights not in ("int4", AUTO):
         todo = "Leave out --asymmetric, or give --quantize int4"
         raise CompileError("only int4 has an asymmetric grid", where="--asymmetric", todo=todo)

@@ -47,7 +47,7 @@ class Quantizer:
         decision = Decision(asked, graph, self._imported, self._store, told.advance, told.note)
         self.decided = decision.first(weights=weights)
         stage("measure")
-        if weights:
+        if weights and asked.changes:
             self._measure(decision)
         return self.decided
 
