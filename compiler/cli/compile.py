@@ -73,8 +73,8 @@ def command(
     quantize: Annotated[
         str,
         typer.Option(
-            help="Weights as int4, int8, fp8, auto (int4 where a layer bears it), own (the codes of a checkpoint "
-            "that comes quantised) or none: floats.",
+            help="Weights as int4, int8, fp8, auto (int4 where a layer bears it), own (the codes of a "
+            "checkpoint that comes quantised) or none: floats.",
             autocompletion=values.weight_formats,
             rich_help_panel=_QUANTISATION,
         ),
