@@ -23,7 +23,8 @@ from ir.types import KV, DType, Tensor
 from passes.match import attribute
 from passes.memory.schedule import Kernel, Schedule
 
-LOOKUPS = ("embed", "take", "take_rows")  # they read as many rows of their table as they write
+LOOKUPS = ("embed", "qembed", "take", "take_rows")  # they read as many rows of their table as they write
+LINEARS = ("linear", "qlinear")
 
 
 class Packed(Protocol):
@@ -52,7 +53,7 @@ class StepShape:
 
 @dataclass(frozen=True)
 class Cost:
-    """dtype: of the products, "f32" or "bf16". kv_bytes and activation_bytes are read and written."""
+    """dtype: of the products: "f32", "bf16", or codes, "u4", "i8" or "f8e4m3". kv_bytes and activation_bytes are read and written."""
 
     weight_bytes: int = 0
     kv_bytes: int = 0
@@ -135,9 +136,9 @@ class Costs:
 def label(kernel: Kernel) -> str:
     """What kernels that do the same share."""
     op = kernel.ops[0]
-    if op.kind == "linear":
+    if op.kind in LINEARS:
         outputs, inputs = shape_of(op.args[1])
-        return f"linear {inputs} -> {outputs}{' gated' if attribute(op, 'gated') else ''}"
+        return f"{op.kind} {inputs} -> {outputs}{' gated' if attribute(op, 'gated') else ''}"
     if op.kind == "paged_attention":
         size = window_of(op.attr("mask"))
         return op.kind if size is None else f"{op.kind} window {size}"
@@ -162,7 +163,10 @@ def _bytes(value: Value, sizes: dict[str, int]) -> int:
 def _read_bytes(op: Op, weight: Packed, sizes: dict[str, int]) -> int:
     if op.kind not in LOOKUPS:
         return weight.bytes
-    return min(weight.bytes, _count(shape_of(op.out), sizes) * weight.dtype.size_bytes)
+    if op.kind != "qembed":
+        return min(weight.bytes, _count(shape_of(op.out), sizes) * weight.dtype.size_bytes)
+    rows = _count(shape_of(op.args[0]), sizes)
+    return min(weight.bytes, weight.bytes * rows // cast(int, shape_of(op.args[1])[0]))
 
 
 def _kv_bytes(op: Op, shape: StepShape) -> int:
@@ -180,7 +184,7 @@ def _layer_bytes(kv: KV) -> int:
 
 
 def _operations(op: Op, shape: StepShape) -> int:
-    if op.kind == "linear":
+    if op.kind in LINEARS:
         rows = _count(shape_of(op.args[0])[:-1], shape.sizes)
         return 2 * rows * _count(shape_of(op.args[1]), shape.sizes)
     if op.kind == "matmul":
@@ -195,6 +199,8 @@ def _operations(op: Op, shape: StepShape) -> int:
 
 def _product_dtype(op: Op, narrow_queries: bool) -> str:
     """The type that both factors have, so that the machine could multiply in it; f32 where they differ."""
+    if op.kind == "qlinear":
+        return _code_product(op)
     if op.kind == "linear":
         both = {tensor_of(op.args[0]).dtype, tensor_of(op.args[1]).dtype}
     elif op.kind == "paged_attention":
@@ -203,6 +209,16 @@ def _product_dtype(op: Op, narrow_queries: bool) -> str:
     else:
         both = set[DType]()
     return "bf16" if both == {DType.BF16} else "f32"
+
+
+def _code_product(op: Op) -> str:
+    """The type of the weights' codes where x is of codes too, which a machine multiplies; else that of x."""
+    codes, x_codes = tensor_of(op.args[1]).dtype, attribute(op, "x_dtype")
+    if x_codes is None:
+        return "bf16" if tensor_of(op.args[0]).dtype is DType.BF16 else "f32"
+    if DType.F8E4M3 in (codes, x_codes):
+        return "f8e4m3" if codes == x_codes else "f32"
+    return "u4" if codes is DType.U4 else "i8"
 
 
 def _seen(op: Op, shape: StepShape) -> list[tuple[int, int]]:

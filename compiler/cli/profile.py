@@ -87,7 +87,8 @@ def _describe(limits: Limits) -> str:
     """The machine's limits, in one line."""
     bf16 = f", bf16 dot products {limits.bf16_ops_per_s / 1e9:.0f}" if limits.bf16_ops_per_s else ""
     f32 = f"f32 multiply-add {limits.f32_ops_per_s / 1e9:.0f}{bf16} GFLOP/s"
-    return f"plain read {limits.read_bytes_per_s / 1e9:.1f} GB/s, {f32}"
+    codes = f"int8 {limits.i8_ops_per_s / 1e9:.0f}, int4 by int8 {limits.u4_ops_per_s / 1e9:.0f} GOP/s"
+    return f"plain read {limits.read_bytes_per_s / 1e9:.1f} GB/s, {f32}, {codes}"
 
 
 def _show(console: Console, name: str, step: StepFigures, every: bool) -> None:

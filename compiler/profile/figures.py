@@ -23,7 +23,7 @@ class KernelFigures:
     idle_s: float
     cost: Cost
     bound_s: float
-    bound: str  # "read", "f32" or "bf16"
+    bound: str  # "read", or the type of the products
 
     def as_json(self) -> dict[str, Any]:
         return {

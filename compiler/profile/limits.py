@@ -17,11 +17,16 @@ MAX_BUFFER_BYTES = 1 << 30  # far beyond every cache
 
 @dataclass(frozen=True)
 class Limits:
-    """Rates of all threads together. bf16_ops_per_s: 0 where the kernel's level has no such instruction."""
+    """Rates of all threads together, 0 where the kernel's level has no such instruction.
+
+    i8_ops_per_s, u4_ops_per_s: of products of 8-bit x and codes; 0 in artifacts from before there were any.
+    """
 
     read_bytes_per_s: float
     f32_ops_per_s: float
     bf16_ops_per_s: float
+    i8_ops_per_s: float
+    u4_ops_per_s: float
 
     @staticmethod
     def median(measured: Sequence[Limits]) -> Limits:
@@ -32,9 +37,9 @@ class Limits:
         return num_bytes / self.read_bytes_per_s
 
     def compute_s(self, operations: float, dtype: str) -> float:
-        """dtype: of the products. bf16 without its instruction is computed in f32."""
-        peak = self.bf16_ops_per_s if dtype == "bf16" else 0
-        return operations / (peak or self.f32_ops_per_s)
+        """dtype: of the products. What has no instruction of its own is computed in f32."""
+        peaks = {"bf16": self.bf16_ops_per_s, "i8": self.i8_ops_per_s, "u4": self.u4_ops_per_s}
+        return operations / (peaks.get(dtype) or self.f32_ops_per_s)
 
 
 class Product(Protocol):

@@ -42,7 +42,7 @@ struct octavo_mark {
 enum { OCTAVO_WAIT = -1, OCTAVO_RESUME = -2, OCTAVO_END = -3 };
 
 struct octavo_limits {
-  double read_bytes_per_s, f32_ops_per_s, bf16_ops_per_s;
+  double read_bytes_per_s, f32_ops_per_s, bf16_ops_per_s, i8_ops_per_s, u4_ops_per_s;
 };
 
 #define OCTAVO_EXPORT __attribute__((visibility("default")))

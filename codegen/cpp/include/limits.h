@@ -1,8 +1,8 @@
-// What this machine does at best, measured by loops of the kernels' own instructions: a plain read, products of f32
-// and, where the level has them, dot products of bf16.
+// What this machine does at best, measured by loops of the kernels' own instructions: a plain read, products of f32, dot
+// products of 8-bit x and codes and, where the level has them, dot products of bf16.
 #pragma once
 #include "pool.h"
-#include "vec.h"
+#include "qdot.h"
 
 namespace octavo {
 
@@ -59,6 +59,28 @@ constexpr int BF16_OPS = 0;
 inline float bf16_dots(int64_t) { return 0; }
 #endif
 
+constexpr int DOT_ROWS = LANES == 16 ? 10 : LANES == 8 ? 5 : 2;  // whose sums fill the registers
+constexpr int64_t DOT_OPS = 2 * DOT_ROWS * 4 * W;                // of a step along a quad of K
+
+// `count` steps of a tile: codes in registers, nothing but the sums.
+template <Codes Q>
+inline float integer_dots(int64_t count) {
+  volatile int8_t one = 1;
+  int8_t x[DOT_ROWS * 4];
+  int32_t start[DOT_ROWS] = {};
+  memset(x, one, sizeof x);
+  nb codes[NV];
+  EACH(NV) codes[i] = one - nb{};
+  BlockSums<Q, DOT_ROWS> sums(start);
+  for (int64_t c = 0; c < count; c++) {
+    EACH(NV) codes[i] = ordered(codes[i]);
+    sums.add(codes, x);
+  }
+  float total = 0;
+  for (int r = 0; r < DOT_ROWS; r++) EACH(NV) total += float(sums.of(r, i)[0]);
+  return total;
+}
+
 // Seconds from when all threads begin a job until all are done.
 template <class Job>
 double timed(Pool& pool, Job job) {
@@ -85,8 +107,10 @@ inline octavo_limits measure(Pool& pool, const char* data, int64_t bytes) {
   });
   double fma = timed(pool, [&](Thread&) { sum = multiply_adds(COUNT); });
   double dot = BF16_OPS ? timed(pool, [&](Thread&) { sum = bf16_dots(COUNT); }) : 1;
-  double steps = double(COUNT) * CHAINS * pool.count();
-  return {double(lines * 64) / read, steps * 2 * LANES / fma, steps * BF16_OPS / dot};
+  double i8 = timed(pool, [&](Thread&) { sum = integer_dots<Codes::I8>(COUNT / 8); });
+  double u4 = timed(pool, [&](Thread&) { sum = integer_dots<Codes::U4>(COUNT / 8); });
+  double steps = double(COUNT) * CHAINS * pool.count(), dots = double(COUNT / 8) * DOT_OPS * pool.count();
+  return {double(lines * 64) / read, steps * 2 * LANES / fma, steps * BF16_OPS / dot, dots / i8, dots / u4};
 }
 
 }  // namespace octavo
