@@ -28,7 +28,9 @@ _stage, _rmtree = Terminal.stage, shutil.rmtree
 _ARRAYS = weights(two_layers())
 
 
-def made(source: Any, *, max_context: int | None = None, weights: bool = True) -> Imported:
+def made(
+    source: Any, *, max_context: int | None = None, weights: bool = True, keep_grid: bool = False
+) -> Imported:
     info = ModelInfo("made", VOCAB, max_context or 64, source_kind="huggingface")
     return Imported(two_layers(), ArraySource(_ARRAYS), info)
 
