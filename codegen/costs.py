@@ -53,7 +53,10 @@ class StepShape:
 
 @dataclass(frozen=True)
 class Cost:
-    """dtype: of the products: "f32", "bf16", or codes, "u4", "i8" or "f8e4m3". kv_bytes and activation_bytes are read and written."""
+    """dtype: of the products: "f32", "bf16", or of codes, "u4", "i8" or "f8e4m3".
+
+    kv_bytes and activation_bytes are read and written.
+    """
 
     weight_bytes: int = 0
     kv_bytes: int = 0

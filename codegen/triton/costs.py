@@ -49,7 +49,7 @@ def bound(cost: Cost, device: Device) -> tuple[str, float]:
 
 
 def product_rate(dtype: str, device: Device) -> float:
-    """Operations per second, of codes at least bf16's. f32 as three of tf32 runs at a third of tf32's rate."""
+    """Operations per second, codes at least bf16's; f32 as three of tf32 runs at a third of tf32's."""
     if dtype != "f32":
         return device.bf16_ops_per_s
     return device.f32_ops_per_s / (3 if device.dot_f32 == "tf32x3" else 1)
