@@ -30,6 +30,7 @@ from runtime.tokenizer import Tokenizer
 ROWS = 4096  # of a weight, that are looked at together
 WINDOW = 512  # tokens of a window of calibration text
 CALIBRATION_TOKENS, HELD_OUT_TOKENS = 12288, 2048
+FEW_TOKENS = 4096  # too few of them to calibrate well with
 RANDOM_TOKENS = 2048  # where there is no tokenizer to read a text with
 FITTED = ("int4", "int8")  # formats whose codes are fitted to text
 SHARED_KEYS = ("int8", "fp8")  # KV formats whose channels share a token's scale, and gain by a static one
@@ -145,8 +146,10 @@ class Decision:
         path = self.asked.calibration
         source = text.read_text(path) if path else text.default_text(text.CALIBRATION)
         found = self._windows(source, str(path or "calibration text"), CALIBRATION_TOKENS, WINDOW)
-        if found.num_tokens < CALIBRATION_TOKENS // 4:
-            self.note(f"only {found.num_tokens:,} tokens to calibrate with: more text gives a better model")
+        if found.source == text.RANDOM:
+            self.note("  no tokenizer to read a text with: quantisation is fitted to random tokens")
+        elif found.num_tokens < FEW_TOKENS:
+            self.note(f"  only {found.num_tokens:,} tokens to calibrate with: more text gives a better model")
         return found
 
     def _windows(self, given: str, source: str, tokens: int, size: int) -> text.Windows:

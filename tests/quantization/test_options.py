@@ -1,0 +1,100 @@
+"""Options of quantisation: their defaults, the rules for modules, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler import arguments
+from compiler.errors import CompileError
+from compiler.quantization.options import Quantization, check_quantization, matches
+
+
+def test_defaults() -> None:
+    for weights, algorithm, activations in (
+        ("int4", "gptq", "int8"), ("int8", "gptq", "int8"), ("auto", "gptq", "int8"), ("fp8", "rtn", "none"),
+        ("none", "rtn", "none"),
+    ):  # fmt: skip
+        found = Quantization(weights).resolved(["cpu"])
+        assert (found.algorithm, found.activations) == (algorithm, activations)
+    assert Quantization("int4").resolved(["gpu"]).activations == "none"
+    assert Quantization("int4", activations="none").resolved(["cpu"]).activations == "none"
+    assert not Quantization().resolved(["cpu", "gpu"]).any
+
+
+@pytest.mark.parametrize(
+    ("format", "group", "bits"),
+    [("int4", None, 4.5), ("int4", 128, 4.125), ("int8", None, 8.5), ("int8", 0, 8.25), ("fp8", None, 8.5)],
+)
+def test_grids_have_the_bits_that_they_say(format: str, group: int | None, bits: float) -> None:
+    """64 inputs; a scale of a whole row has 32 bits, of a group 16."""
+    inputs = 128 if format != "fp8" else 64
+    assert Quantization(format, group).grid(format).bits_per_weight(inputs) == bits
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "found"),
+    [
+        ("lm_head", "lm_head", True),
+        ("model.layers.1", "model.layers.1.mlp.up_proj", True),
+        ("model.layers.1", "model.layers.10.mlp", False),
+        ("model.layers.*.mlp", "model.layers.10.mlp.up_proj", True),
+        ("*.q_proj", "model.layers.0.self_attn.q_proj", True),
+        ("q_proj", "model.layers.0.self_attn.q_proj", False),
+    ],
+)
+def test_patterns(pattern: str, path: str, found: bool) -> None:
+    assert matches(pattern, path) is found
+
+
+def test_the_first_rule_that_matches_decides() -> None:
+    asked = Quantization("int4", keep=("a.b=int8", "a", "c=fp8"))
+    formats = [asked.format_of([path], head=False) for path in ("a.b", "a.x", "c", "d")]
+    assert formats == ["int8", "none", "fp8", "int4"]
+    assert asked.format_of(["lm_head"], head=True) == "int8"
+    assert Quantization("int8").format_of(["lm_head"], head=True) == "int8"
+    assert Quantization("int4", keep=("lm_head=int4",)).format_of(["lm_head"], head=True) == "int4"
+
+
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        (dict(weights="int3"), "--quantize int3"),
+        (dict(weights="int4", group=16), "--group 16"),
+        (dict(weights="int4", group=0), "--group 0"),
+        (dict(group=32), "--group 32"),
+        (dict(weights="fp8", group=32), "--group 32"),
+        (dict(weights="int4", algorithm="best"), "--algorithm best"),
+        (dict(weights="int8", symmetric=False), "--asymmetric"),
+        (dict(weights="int4", activations="int4"), "--activations int4"),
+        (dict(kv="int3"), "--kv int3"),
+        (dict(weights="int4", keep=("",)), "--keep "),
+        (dict(weights="int4", keep=("a=int5",)), "--keep a=int5"),
+        (dict(keep=("a",)), "--keep"),
+        (dict(weights="int4", max_kl=-1.0), "--max-kl -1.0"),
+        (dict(weights="int4", max_kl=float("nan")), "--max-kl nan"),
+        (dict(weights="int4", max_kl=float("inf")), "--max-kl inf"),
+    ],
+)
+def test_what_no_compile_has_is_refused(given: dict[str, Any], where: str) -> None:
+    with pytest.raises(CompileError) as refused:
+        check_quantization(Quantization(**given))
+    assert refused.value.where == where and refused.value.todo
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("group", "32"), ("quantize", None), ("keep", 3), ("max_kl", "0.1"), ("max_kl", True),
+     ("calibration", 3), ("symmetric", 1), ("kv", 8), ("algorithm", ["rtn"])],
+)  # fmt: skip
+def test_arguments_of_another_kind_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(CompileError, match=name):
+        arguments.check(**{name: value})
+
+
+def test_patterns_may_come_as_one_text() -> None:
+    found = arguments.quantization("int4", None, None, True, "a,b.*=int8", None, None, "text.txt", None)
+    assert found.keep == ("a", "b.*=int8") and found.calibration == Path("text.txt")
+    assert arguments.quantization("none", None, None, True, "", None, None, None, None).keep == ()
