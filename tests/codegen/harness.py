@@ -188,7 +188,7 @@ class Model:
         stride: int = 64,
     ) -> Array:
         """One forward. Returns the logits of `rows` (all tokens by default)."""
-        groups = [pack_step(chunks, stride, kv.block) for kv in self.states]
+        groups = [pack_step(chunks, stride, kv.block, kv.tail) for kv in self.states]
         packed = groups[0] if groups else pack_step(chunks, stride)
         rows_array = np.asarray(range(len(packed["ids"])) if rows is None else rows, np.int32)
         width = self.generated.plan["max_logits_width"]
@@ -228,8 +228,11 @@ class Model:
         return found
 
 
-def pack_step(chunks: Sequence[Chunk], stride: int, block: int = 16) -> dict[str, Array]:
-    """The step's arrays, as docs/artifact.md defines them, with the slots and the table of one group."""
+def pack_step(chunks: Sequence[Chunk], stride: int, block: int = 16, tail: bool = False) -> dict[str, Array]:
+    """The step's arrays, as docs/artifact.md defines them, with the slots and the table of one group.
+
+    tail: only the blocks that the step's tokens lie in have entries.
+    """
     ids = np.concatenate([np.asarray(c.ids, np.int32) for c in chunks])
     pos = np.concatenate([np.arange(c.before, c.before + len(c.ids)) for c in chunks]).astype(np.int32)
     tables = [c.blocks(block) for c in chunks]
@@ -240,8 +243,9 @@ def pack_step(chunks: Sequence[Chunk], stride: int, block: int = 16) -> dict[str
         ]
     ).astype(np.int32)
     table = np.full((len(chunks), stride), -(1 << 30), np.int32)
-    for row, blocks in zip(table, tables, strict=True):
-        row[: len(blocks)] = blocks
+    for row, blocks, c in zip(table, tables, chunks, strict=True):
+        live = c.before // block if tail else 0
+        row[live : len(blocks)] = blocks[live:]
     starts = np.concatenate([[0], np.cumsum([len(c.ids) for c in chunks])]).astype(np.int32)
     lens = np.asarray([c.before + len(c.ids) for c in chunks], np.int32)
     return {"ids": ids, "pos": pos, "slots": slots, "table": table, "starts": starts, "lens": lens}
