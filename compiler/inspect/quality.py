@@ -13,20 +13,30 @@ def quality(entry: Mapping[str, Any] | None) -> list[str]:
     """Lines on a manifest's model.quantization; none where nothing is quantised."""
     if entry is None:
         return []
-    found = [_formats(entry)]
+    try:
+        return [_formats(entry), *_error(entry)]
+    except (KeyError, TypeError, ValueError):
+        return ["in a way that this version cannot read (--json shows it)"]
+
+
+def _error(entry: Mapping[str, Any]) -> list[str]:
     error = entry["error"]
     if error is None:
-        return [*found, "not measured"]
+        return ["not measured"]
     kl, p99, ratio = (_shown(error[k]) for k in ("mean_kl", "p99_kl", "perplexity_ratio"))
-    agreement = error["top1_agreement"]
-    found.append(
-        f"mean KL {kl} nats, 99th percentile {p99}, top-1 agreement {agreement:.1%}, perplexity times "
-        f"{ratio}, over {error['positions']:,} positions of {error['text']}; bound {entry['max_kl']:.4g}"
+    agreement, positions = f"{error['top1_agreement']:.1%}", f"{error['positions']:,}"
+    found = (
+        f"mean KL {kl} nats, 99th percentile {p99}, top-1 agreement {agreement}, perplexity times {ratio}, "
+        f"over {positions} positions of {error['text']}; bound {entry['max_kl']:.4g}"
     )
-    layers = sorted(error["layers"], key=lambda e: e["relative_error"] or math.inf, reverse=True)
-    found += [f"{_share(e)} {e['format']} {e['layer']}" for e in layers[:WORST]]
+    layers = sorted(error["layers"], key=_layer_error, reverse=True)
+    shown = [f"{_share(e)} {e['format']} {e['layer']}" for e in layers[:WORST]]
     rest = len(layers) - WORST
-    return [*found, f"and {rest} layers of less error (--json lists all)"] if rest > 0 else found
+    return [found, *shown, *[f"and {rest} layers of less error (--json lists all)"] * (rest > 0)]
+
+
+def _layer_error(layer: Mapping[str, Any]) -> float:
+    return math.inf if layer["relative_error"] is None else layer["relative_error"]
 
 
 def _formats(entry: Mapping[str, Any]) -> str:
