@@ -1,23 +1,31 @@
 """Every schedule of a small compiled model with full and sliding groups gives, bit by bit, what a request
-gives that has an engine of one thread and ample memory for itself."""
+gives that has an engine of one thread and ample memory for itself. So does one that has all formats of the KV
+cache, and int4 weights."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, run_state_machine_as_test
 
 import compiler
 import runtime
+from compiler import driver
+from passes.base import Pass
+from passes.quantize_activations import QuantizeActivations
+from passes.quantize_kv import QuantizeKv
+from passes.quantize_weights import QuantizeWeights
 from runtime import Engine, Sampling
 from runtime.artifact import Artifact
+from runtime.manifest import KVGroup
 from tests.examples import examples, happened
 from tests.model import tiny
 from tests.model.conftest import best_level
@@ -34,14 +42,42 @@ from tests.runtime.schedules import (
 
 WORDS = prompts(tiny.VOCAB, tiny.CONTEXT)
 BLOCK = 8
+FORMATS = {5: "int8", 20: "int2", 12: "fp8", tiny.CONTEXT: "int4"}  # by the window of a layer
+WIDE_BLOCK = 16  # that codes of 2 and 4 bits fill
 
 
-@pytest.fixture(scope="module")
-def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("schedules")
+def compile_plain(folder: Path) -> Path:
     source = tiny.save("gemma2", folder / "checkpoint")
     options = dict(max_context=tiny.CONTEXT, block=BLOCK, isa=[best_level("f32")])
     return compiler.compile(source, folder / "m.octavo", **options)
+
+
+def compile_quantized(folder: Path) -> Path:
+    """A model of one layer for each format, and of matrices in 4 bits."""
+    real = driver.pipeline
+    chosen: dict[type[Pass], Pass] = {
+        QuantizeKv: QuantizeKv(groups=tuple(FORMATS.values())),
+        QuantizeWeights: QuantizeWeights("u4"),
+        QuantizeActivations: QuantizeActivations("i8"),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "pipeline", lambda *a, **k: [chosen.get(type(p), p) for p in real(*a, **k)])
+        model = tiny.build_plain(*map(sliding, FORMATS))
+        return tiny.compiled(model, folder / "q.octavo", block=WIDE_BLOCK)
+
+
+def sliding(window: int) -> tiny.Mask:
+    def hidden(length: int, device: torch.device) -> torch.Tensor:
+        at = torch.arange(length, device=device)
+        distance = at[:, None] - at[None, :]
+        return (distance < 0) | (distance >= window)
+
+    return hidden
+
+
+@pytest.fixture(scope="module", params=[compile_plain, compile_quantized], ids=["plain", "quantized"])
+def artifact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return request.param(tmp_path_factory.mktemp("schedules"))
 
 
 class Reference:
@@ -87,20 +123,22 @@ class CompiledMachine(EngineMachine):
 
     @initialize(options=options, places=st.sampled_from((0, 3, 40, 40)))
     def start(self, options, places):
+        groups = kv_groups(self.path)
+        kv_blocks = options["kv_blocks"] * BLOCK // groups[0].block  # as many tokens
+        swap_memory = places * sum(group.block_bytes for group in groups)
+        given = options | {"kv_blocks": kv_blocks, "swap_memory": swap_memory}
         self.places = places
-        swap_memory = places * block_bytes(self.path)
-        self.begin(stepped(runtime.load, path=self.path, verify="fast", swap_memory=swap_memory, **options))
+        self.begin(stepped(runtime.load, path=self.path, verify="fast", **given))
         assert self.core.scheduler.swap.num_places == places
 
 
-def block_bytes(path: Path) -> int:
-    """Of a block of every group."""
-    return sum(group.block_bytes for group in Artifact.open(path, verify="fast").manifest.kv_groups)
+def kv_groups(path: Path) -> Sequence[KVGroup]:
+    return Artifact.open(path, verify="fast").manifest.kv_groups
 
 
 def test_one_of_each_gives_the_bits_that_a_request_gives_alone(artifact, reference):
     machine = CompiledMachine(Counter(), artifact, reference)
-    limits = dict(threads=2, kv_blocks=12, max_step_tokens=16, max_requests=4, prefix_cache=True)
+    limits = dict(threads=2, kv_blocks=14, max_step_tokens=16, max_requests=4, prefix_cache=True)
     machine.start(limits, 40)
     one_of_each(machine)
     happened(machine.totals, HAPPENS, always=True)
@@ -109,22 +147,22 @@ def test_one_of_each_gives_the_bits_that_a_request_gives_alone(artifact, referen
 def test_any_schedule_gives_the_bits_that_a_request_gives_alone(artifact, reference, record_property):
     totals: Counter[str] = Counter()
     machine = partial(CompiledMachine, totals, artifact, reference)
-    run_state_machine_as_test(machine, settings=examples(20, steps=30))
+    run_state_machine_as_test(machine, settings=examples(20 if "m.octavo" in str(artifact) else 6, steps=30))
     record_property("totals", happened(totals, HAPPENS))
 
 
 scripts = st.lists(st.tuples(st.integers(0, 2), lengths, samples, st.booleans()), min_size=1, max_size=3)
 
 
+@pytest.mark.parametrize("artifact", [compile_plain], indirect=True, ids=["plain"])
 def test_threads_that_submit_at_once_get_the_same_bits(artifact, reference, record_property):
     totals: Counter[str] = Counter()
 
     @examples(5)
     @given(options=options, scripts=st.lists(scripts, min_size=2, max_size=4))
     def run(options, scripts):
-        with runtime.load(
-            artifact, verify="fast", swap_memory=20 * block_bytes(artifact), **options
-        ) as engine:
+        swap_memory = 20 * sum(group.block_bytes for group in kv_groups(artifact))
+        with runtime.load(artifact, verify="fast", swap_memory=swap_memory, **options) as engine:
             errors: list[BaseException] = []
             threads = [threading.Thread(target=client, args=(engine, s, reference, errors)) for s in scripts]
             for thread in threads:

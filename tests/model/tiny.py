@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -152,19 +152,20 @@ class PlainAttention(nn.Module):
 
 
 class PlainLM(nn.Module):
-    """A small GPT with learned positions. `mix`: a module between the embedding and the layers."""
+    """A small GPT with learned positions. masks: of each layer. mix: a module after the embedding."""
 
     def __init__(
-        self, mask: Mask = causal, mix: nn.Module | None = None, hidden: int = 96, heads: int = 3
+        self, masks: Sequence[Mask], mix: nn.Module | None = None, hidden: int = 96, heads: int = 3
     ) -> None:
         super().__init__()
+        layers = range(len(masks))
         self.tokens = nn.Embedding(VOCAB, hidden)
         self.positions = nn.Embedding(CONTEXT, hidden)
         self.mix = mix or nn.Identity()
-        self.attention = nn.ModuleList(PlainAttention(hidden, heads, mask) for _ in range(2))
-        self.norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in range(4))
-        self.up = nn.ModuleList(nn.Linear(hidden, 2 * hidden) for _ in range(2))
-        self.down = nn.ModuleList(nn.Linear(2 * hidden, hidden) for _ in range(2))
+        self.attention = nn.ModuleList(PlainAttention(hidden, heads, mask) for mask in masks)
+        self.norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in (*layers, *layers))
+        self.up = nn.ModuleList(nn.Linear(hidden, 2 * hidden) for _ in layers)
+        self.down = nn.ModuleList(nn.Linear(2 * hidden, hidden) for _ in layers)
         self.head = nn.Linear(hidden, VOCAB, bias=False)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:  # [B, S] -> [B, S, V]
@@ -176,9 +177,10 @@ class PlainLM(nn.Module):
         return self.head(x)
 
 
-def build_plain(mask: Mask = causal, mix: nn.Module | None = None) -> PlainLM:
+def build_plain(*masks: Mask, mix: nn.Module | None = None) -> PlainLM:
+    """masks: of each layer, or one of both of two layers."""
     torch.manual_seed(0)
-    model = PlainLM(mask, mix)
+    model = PlainLM(masks if len(masks) > 1 else (masks or (causal,)) * 2, mix)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn_like(parameter) * (0.2 if parameter.ndim == 1 else 0.1))

@@ -92,6 +92,40 @@ def test_a_malformed_manifest_is_refused(tmp_path, data, said):
         Artifact.open(tmp_path)
 
 
+def kv_group(tail: bool, block_bytes: int, dtypes: str, pers: str, per_token: float) -> dict[str, object]:
+    """Of one layer; k and v have 2 heads of 24."""
+    streams = [
+        {"name": n, "dtype": dtype, "per": per, "heads": 2, "head_size": 24}
+        for n, dtype, per in zip("kv", dtypes.split(), pers.split(), strict=True)
+    ]
+    rest = {"bytes_per_token": per_token, "block_bytes": block_bytes, "streams": streams}
+    return {"layers": 1, "window": None, "tail": tail, "block": 16} | rest
+
+
+# k: 16 tokens, 2 heads of 24 filled up to 32 codes of half a byte, 2 f16 numbers per channel: 512 + 192 bytes
+# v: the same codes, and 2 f16 numbers per token and head: 512 + 128. Together 1,344, 84 a token
+PACKED = kv_group(False, 1344, "u4 u4", "channel token", 84)
+TAIL = kv_group(True, 3072, "bf16 bf16", "token token", 192)
+
+
+def test_groups_of_codes_have_scales_and_tails(tmp_path):
+    codes = kv_group(False, 16 * 2 * 2 * (24 + 2), "i8 f8e4m3", "token token", 104)
+    raw = made.manifest(made.default_files(), kv_groups=[PACKED, codes, TAIL])
+    found = Artifact.open(made.write(tmp_path / "a", raw=raw)).manifest.kv_groups
+    assert [(g.tail, g.bytes_per_token, g.block_bytes) for g in found] == [
+        (False, 84, 1344), (False, 104, 1664), (True, 192, 3072),
+    ]  # fmt: skip
+    for groups in ([PACKED], [PACKED, TAIL, TAIL], [codes, TAIL]):
+        raw = made.manifest(made.default_files(), kv_groups=groups)
+        with pytest.raises(ArtifactError, match="a tail for each group"):
+            Artifact.open(made.write(tmp_path / "b", raw=raw))
+
+
+def test_a_version_without_tails_is_read(tmp_path):
+    raw = made.manifest(made.default_files(), version=1)
+    assert not Artifact.open(made.write(tmp_path, raw=raw)).manifest.kv_groups[0].tail
+
+
 @pytest.mark.parametrize(
     ("at", "value"),
     [
@@ -112,6 +146,10 @@ def test_a_malformed_manifest_is_refused(tmp_path, data, said):
         ("kv_groups.0.layers", 2**20),
         ("kv_groups.0.bytes_per_token", 127),
         ("kv_groups.0.streams.0.dtype", "f8"),
+        ("kv_groups.0.streams.0.dtype", "i8"),  # bytes of f32
+        ("kv_groups.0.streams.0.per", "block"),
+        ("kv_groups.0.tail", 1),
+        ("kv_groups.0.tail", True),  # of no group
         ("kv_groups.0.streams.0.head_size", 16),
         ("kv_groups.0.streams.0.heads", "1"),
         ("kv_groups", {}),

@@ -58,7 +58,7 @@ class CacheMachine(RuleBasedStateMachine):
     @initialize(
         block=st.sampled_from((8, 16, 32)),
         groups=st.lists(
-            st.tuples(st.integers(2, 20), st.sampled_from((None, None, 1, 7, 16, 17, 40))),
+            st.tuples(st.integers(2, 20), st.sampled_from((None, None, 1, 7, 16, 17, 40, "tail"))),
             min_size=1,
             max_size=3,
         ),
@@ -68,7 +68,9 @@ class CacheMachine(RuleBasedStateMachine):
     )
     def start(self, block, groups, prefix_cache, places, step_tokens):
         self.block, self.prefix_cache, self.step_tokens = block, prefix_cache, step_tokens
-        self.groups = [Group(count, window) for count, window in groups]
+        self.groups = [
+            Group(count, None, True) if window == "tail" else Group(count, window) for count, window in groups
+        ]
         self.cache = Cache(self.groups, block=block, prefix_cache=prefix_cache)
         self.cache.pools[:] = [
             WatchedPool(count, partial(self.handed_out, group)) for group, (count, _) in enumerate(groups)
@@ -221,13 +223,21 @@ class CacheMachine(RuleBasedStateMachine):
 
     def rooms(self, seq: Sequence, others: list[Sequence], blocks: list[set[int]]) -> list[bool]:
         """Whether it may start: it must not without room for its tokens and a block for each of the others,
-        and must with room for all that may come of all. blocks: those that it finds, per group."""
+        of tails for each that lacks one, and must with room for all that may come of all. blocks: those that
+        it finds, per group."""
         most = sum((s.max_tokens - s.num_tokens) // self.block + 1 for s in [seq, *others])
         left = [
             group.num_blocks - len(self.held(g) | blocks[g]) - self.need(seq, group) + len(blocks[g])
             for g, group in enumerate(self.groups)
         ]
-        return [room for room in (False, True) if (min(left) >= len(others) if room else min(left) < most)]
+        least = [sum(not g.tail or self.lacks(i, s) for s in others) for i, g in enumerate(self.groups)]
+        fits = all(free >= kept for free, kept in zip(left, least, strict=True))
+        return [room for room in (False, True) if (fits if room else min(left) < most)]
+
+    def lacks(self, group: int, seq: Sequence) -> bool:
+        """Whether the sequence holds no block that is its own for the next token."""
+        at, table = seq.computed // self.block, seq.tables[group]
+        return at >= table.length or self.is_read_by_others(group, seq, int(table.ids[at]))
 
     def chunk(self, seq: Sequence, count: int | str, token: int) -> int:
         """Tokens to compute; where all known ones are, some become known."""
@@ -267,8 +277,7 @@ class CacheMachine(RuleBasedStateMachine):
         """Every position that a token at seq.computed or later sees, up to `computed`."""
         names = self.names(seq)[:computed]
         for group, table in enumerate(seq.tables):
-            window = self.groups[group].window
-            first = 0 if window is None else max(0, seq.computed - window + 1)
+            first = self.first_seen(group, seq.computed)
             assert table.first * self.block <= first, "a block that is read was given back"
             p = np.arange(first, computed)
             blocks = table.ids[: table.length][p // self.block]
@@ -284,6 +293,8 @@ class CacheMachine(RuleBasedStateMachine):
             if end in self.promised.get(seq, []):
                 self.promised[seq].remove(end)
             for group, table in enumerate(seq.tables):
+                if self.groups[group].tail:
+                    continue  # nobody looks there
                 block = self.found[group].setdefault(end, own[group][i])
                 assert i < table.first or table.ids[i] == block, "what could be shared is not"
                 self.totals["found its like"] += block != own[group][i]
@@ -338,10 +349,16 @@ class CacheMachine(RuleBasedStateMachine):
     def need(self, seq: Sequence, group: Group) -> int:
         return group.most_blocks(seq.num_tokens, self.step_tokens, self.block)
 
+    def first_seen(self, group: int, position: int) -> int:
+        """The first position that the token at a position sees."""
+        if self.groups[group].tail:
+            return position // self.block * self.block
+        window = self.groups[group].window
+        return 0 if window is None else max(0, position - window + 1)
+
     def first_read(self, group: int, position: int) -> int:
         """The first block that the token at a position sees."""
-        window = self.groups[group].window
-        return 0 if window is None else max(0, position - window + 1) // self.block
+        return self.first_seen(group, position) // self.block
 
     def held(self, group: int) -> set[int]:
         return {block for seq in self.live for block in seq.tables[group].live()}
@@ -368,7 +385,8 @@ class CacheMachine(RuleBasedStateMachine):
         for seq in self.live:
             self.read(seq, seq.computed)
             for group, table in zip(self.groups, seq.tables, strict=True):
-                assert table.length - table.first <= self.need(seq, group), "more than was planned for it"
+                most = 1 if group.tail else self.need(seq, group)
+                assert table.length - table.first <= most, "more than was planned for it"
         for group, pool in enumerate(self.cache.pools):
             held, found = self.held(group), self.found[group]
             assert pool.num_free == pool.num_blocks - len(held)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -36,6 +37,51 @@ def test_memory_is_shared_by_need():
     assert plan_blocks([FULL, WINDOW], LIMITS, 1024, None, None) == [4 * 64, 4 * 7]
     assert plan_blocks([FULL, WINDOW], LIMITS, 1024, 9, None) == [9, 9]
     assert plan_blocks([FULL], LIMITS, 1024, None, 10 * 8192 + 5) == [10]
+
+
+# SmolLM2: 30 layers of k and v, 3 heads of 64. Codes and f16 scales; int4's and int2's keys share a scale and
+# a minimum by channel over 64 tokens, their values by token.
+HEADS = 30 * 2 * 3
+CACHES = {
+    "f32": [KVGroup(30, None, 16, 16 * HEADS * 256, HEADS * 256)],
+    "int8": [KVGroup(30, None, 16, 16 * HEADS * 66, HEADS * 66)],
+    "int4": [KVGroup(30, None, 64, 64 * HEADS * 36, HEADS * 36)],
+    "int2": [KVGroup(30, None, 64, 64 * HEADS * 20, HEADS * 20)],
+}
+TAIL = KVGroup(30, None, 64, 64 * HEADS * 128, HEADS * 128, tail=True)  # bf16
+
+
+def cache_plan(format: str, kv_memory: int) -> MemoryPlan:
+    groups = CACHES[format] + [TAIL] * (format in ("int4", "int2"))
+    options = Options.of(None, kv_memory, 512, 16, 0)
+    return options.plan("cpu", Place("the host", None), replace(MODEL, max_context=8192), groups, 0, WORK)
+
+
+@pytest.mark.parametrize(("format", "times"), [("f32", 1), ("int8", 3.5), ("int4", 6.5), ("int2", 9)])
+def test_a_quantised_cache_holds_so_many_times_the_tokens(format, times):
+    """16 requests of 4,096 tokens, in as much less memory, scales and tails included."""
+    kv_bytes = 16 * 4096 * HEADS * 256
+    plan = cache_plan(format, int(kv_bytes / times))
+    assert plan.concurrent(4096) == 16 and plan.kv_bytes <= kv_bytes / times
+    assert cache_plan(format, int(kv_bytes / times / 1.3)).concurrent(4096) < 16
+    assert plan.as_json()["kv_bytes_per_token"] == CACHES[format][0].bytes_per_token
+
+
+def test_a_tail_has_a_block_for_each_request_and_those_of_a_step():
+    assert cache_plan("int4", 2**33).num_blocks[1] == 16 + 512 // 64
+    assert plan_blocks([*CACHES["int4"], TAIL], Limits(512, 16), 8192, 100, None) == [100, 24]
+    assert plan_blocks([*CACHES["int4"], TAIL], Limits(512, 16), 8192, 7, None) == [7, 7]
+
+
+def test_a_tail_takes_a_quarter_of_little_memory():
+    kv_bytes = 12 * TAIL.block_bytes
+    plan = cache_plan("int4", kv_bytes)
+    assert plan.num_blocks == [9 * TAIL.block_bytes // CACHES["int4"][0].block_bytes, 3]
+    assert plan.concurrent(64) == 3  # each needs one
+    plan.check()
+    with pytest.raises(ResourceError, match="do not hold one block of every group"):
+        cache_plan("int4", TAIL.block_bytes).check()
+    assert "tail" in plan.text()
 
 
 def test_the_sum_is_of_all_that_is_held():
@@ -76,30 +122,37 @@ def test_so_many_requests_fit_at_once():
         ((9,), 7, 8, 72, 3),
         # 30 tokens are 2 blocks of a window of 200 as well
         ((200, None), 11, 8, 30, 5),
+        # a tail has as many as run
+        (("tail",), 17, 64, 72, 3),
+        (("tail", 9), 7, 8, 30, 3),
     ],
 )
 def test_as_many_run_at_once_and_one_more_does_not(windows, blocks, step_tokens, length, most):
+    quantized = tuple(g for g, window in enumerate(windows) if window == "tail")
+    windows = tuple(None if window == "tail" else window for window in windows)
     groups = [KVGroup(1, window, 16, 1024, 64) for window in windows]
+    groups += [KVGroup(1, None, 16, 1024, 64, tail=True) for _ in quantized]
     plan = MemoryPlan.of(
         groups, [blocks] * len(groups), target="cpu", place=Place("the host", None), max_context=256,
         limits=Limits(step_tokens, 16), weight_bytes=0, workspace=WORK, swap_blocks=0,
     )  # fmt: skip
     assert plan.concurrent(length) == most
     for count in (most, most + 1):
-        together, preemptions = run_together(windows, blocks, step_tokens, length, count)
+        together, preemptions = run_together(windows, quantized, blocks, step_tokens, length, count)
         if count == most:
             assert together == most and preemptions == 0
         else:
             assert together <= most or preemptions > 0
 
 
-def run_together(windows, blocks, step_tokens, length, count) -> tuple[int, int]:
+def run_together(windows, quantized, blocks, step_tokens, length, count) -> tuple[int, int]:
     """Requests that grow side by side to `length` tokens in the cache: the most in one step, preemptions.
 
     The first step waits until all are submitted.
     """
     submitted = threading.Event()
-    with fake_engine(kv_blocks=blocks, windows=windows, max_step_tokens=step_tokens) as engine:
+    options = dict(kv_blocks=blocks, windows=windows, quantized=quantized, max_step_tokens=step_tokens)
+    with fake_engine(**options) as engine:
         executor = engine._executor
         forward = executor.forward
         executor.forward = lambda step: submitted.wait(60) and forward(step)
