@@ -28,7 +28,7 @@ def summary(artifact: Artifact) -> dict[str, Any]:
         },
         "targets": targets,
         "stages": [stage.name for stage in stages(artifact)],
-        "kv_bytes_per_token": sum(group["bytes_per_token"] for group in raw["kv_groups"]),
+        "kv_bytes_per_token": sum(g["bytes_per_token"] for g in raw["kv_groups"] if not g.get("tail")),
         "num_weights": max(len(each.weight_order) for each in artifact.manifest.targets.values()),
         "bytes": {"total": sum(files.values()), "files": files},
     }
@@ -86,12 +86,17 @@ def _by_folder(files: dict[str, int]) -> dict[str, int]:
 
 
 def _group(group: dict[str, Any]) -> str:
-    streams = ", ".join(f"{s['name']} {s['dtype']}[{s['heads']},{s['head_size']}]" for s in group["streams"])
+    streams = ", ".join(f"{s['name']} {_format(s)}[{s['heads']},{s['head_size']}]" for s in group["streams"])
     lifetime = "full" if group.get("window") is None else f"window {group['window']}"
+    lifetime = "tail" if group.get("tail") else lifetime
     return (
         f"{group['layers']} layers, {lifetime}, {streams}, blocks of {group['block']}: "
         f"{group['bytes_per_token']:,} bytes per token"
     )
+
+
+def _format(stream: dict[str, Any]) -> str:
+    return stream["dtype"] + (" per channel" if stream.get("per") == "channel" else "")
 
 
 def _target(name: str, target: dict[str, Any]) -> list[str]:

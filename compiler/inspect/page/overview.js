@@ -69,14 +69,23 @@ function definitions(pairs) {
   );
 }
 
+function format(stream) {
+  return stream.per === "channel" ? `${stream.dtype} per channel` : stream.dtype;
+}
+
+function lifetime(group) {
+  if (group.tail) return "the last block, until it is full";
+  return group.window === null ? "every token" : `the last ${plural(group.window, "token")}`;
+}
+
 function kvGroup(group, number) {
-  const streams = group.streams.map((s) => `${s.name} ${s.dtype}[${s.heads},${s.head_size}]`).join(", ");
+  const streams = group.streams.map((s) => `${s.name} ${format(s)}[${s.heads},${s.head_size}]`).join(", ");
   return el(
     "div",
     { class: "part" },
     el("h3", {}, `group ${number}: ${plural(group.layers, "layer")}`),
     definitions([
-      ["keeps", group.window === null ? "every token" : `the last ${plural(group.window, "token")}`],
+      ["keeps", lifetime(group)],
       ["streams", streams],
       ["per token", `${count(group.bytes_per_token)} bytes`],
       ["block", `${plural(group.block, "token")}, ${bytes(group.block_bytes)}`],
