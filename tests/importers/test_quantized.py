@@ -130,6 +130,22 @@ def test_gguf_formats_are_those_of_gguf(name: str) -> None:
         )
 
 
+def test_the_scheme_of_a_matrix_is_told_by_what_is_stored() -> None:
+    """Also where others have the same shapes; zeros that a symmetric one need not have are none."""
+    others = {
+        f"g{i}": CONFIGS[c]["config_groups"]["group_0"] for i, c in enumerate(("int-8", "packed-8-zero"))
+    }
+    own = CONFIGS["packed-8-zero"]["config_groups"]["group_0"]
+    symmetric = own | {"weights": own["weights"] | {"symmetric": True}}
+    both = {"config_groups": {**others, "s": symmetric}}
+    assert np.array_equal(source("packed-8-zero", config=both).read("m.weight"), expected("packed-8-zero"))
+    zeros = {"m.weight_zero_point": np.zeros((24, 2), np.int8)}
+    assert np.array_equal(source("packed-4", zeros).read("m.weight"), expected("packed-4"))
+    twice = {"config_groups": {"a": symmetric, "b": own | {"weights": own["weights"] | {"group_size": 64}}}}
+    with pytest.raises(WeightError, match=r"with zero points fits 0 of the schemes"):
+        source("packed-8-zero", {"m.weight_scale": np.zeros((14, 3), np.float32)}, twice)
+
+
 F16, I32, I64 = np.float16, np.int32, np.int64
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("gptq-4", {"m.scales": None}, "scales is missing"),

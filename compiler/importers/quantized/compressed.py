@@ -60,7 +60,9 @@ class Compressed:
         self._shape, fits = self._packed_shape(schemes) if self._packed else self._plain_shape(schemes)
         found, scale = stored.scale_shape("weight_scale", (0, 1, 2))
         has_zero = stored.has("weight_zero_point")
-        fits = [s for s in fits if found in s.scale_shapes(self._shape) and (s.symmetric or has_zero)]
+        fits = [s for s in fits if found in s.scale_shapes(self._shape)]
+        exact = [s for s in fits if s.symmetric != has_zero]  # older files hold zeros of symmetric codes too
+        fits = exact or [s for s in fits if s.symmetric]
         if len(set(fits)) != 1:
             raise stored.error(
                 f"weight_scale {list(found)} of a matrix {list(self._shape)}"
