@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import threading
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 OBJECTS = Path(__file__).parents[1] / "build" / "objects"
+CXX = Path(__file__).parent / "cxx"  # a compiler that has read the system's headers
 ONE_DAY_S = 24 * 60 * 60
 
 # The run's processes fill the cores: a second thread of numpy or torch would only spin until it gets one.
@@ -24,6 +26,8 @@ def pytest_configure(config: pytest.Config) -> None:
     is imported and which torch imports too, interprets in all of them: it compiles in processes of its own.
     """
     os.environ.setdefault("OCTAVO_CACHE", str(OBJECTS))
+    if shutil.which("c++") and "CXX" not in os.environ:
+        os.environ |= {"CXX": str(CXX), "OCTAVO_TESTS_PRECOMPILED": str(OBJECTS / "precompiled")}
     os.environ["TRITON_INTERPRET"] = "1"
     if threading.current_thread() is threading.main_thread():
         heed_signals()
