@@ -119,6 +119,7 @@ def check_quantization(q: Quantization) -> None:
     sizes = GROUPS["int4" if q.weights == AUTO else q.weights] if q.weights in (*GROUPS, AUTO) else ()
     if q.group is not None and q.group not in sizes:
         known = f"{q.weights} has groups of {', '.join(map(str, sizes))}" if sizes else "Give --quantize too"
+        known = "Leave it out: the groups are the checkpoint's" if q.weights == OWN else known
         raise CompileError("not a group's size", where=f"--group {q.group}", todo=known)
     if q.algorithm is not None and q.weights == OWN:
         todo = "Leave it out: the codes are the checkpoint's"

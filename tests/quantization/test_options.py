@@ -15,7 +15,7 @@ from compiler.quantization.options import Quantization, check_quantization, matc
 def test_defaults() -> None:
     for weights, algorithm, activations in (
         ("int4", "gptq", "int8"), ("int8", "gptq", "int8"), ("auto", "gptq", "int8"), ("fp8", "rtn", "none"),
-        ("none", "rtn", "none"),
+        ("none", "rtn", "none"), ("own", "rtn", "int8"),
     ):  # fmt: skip
         found = Quantization(weights).resolved(["cpu"])
         assert (found.algorithm, found.activations) == (algorithm, activations)
@@ -58,6 +58,15 @@ def test_the_first_rule_that_matches_decides() -> None:
     assert Quantization("int4", keep=("lm_head=int4",)).format_of(["lm_head"], head=True) == "int4"
 
 
+def test_a_grid_of_its_own_is_left_but_for_what_rules_name() -> None:
+    """Codes stay; what is float stays too, where no rule asks for a format."""
+    asked = Quantization("own", keep=("a=int8",))
+    assert [asked.format_of([path], head=path == "h") for path in ("a", "b", "h")] == ["int8", "none", "none"]
+    assert Quantization("own").any and not Quantization("own", activations="none").changes
+    assert Quantization("own").resolved(["cpu"]).changes and Quantization("own", kv="int8").changes
+    assert Quantization("int8").changes and not Quantization().changes
+
+
 @pytest.mark.parametrize(
     ("given", "where"),
     [
@@ -67,6 +76,8 @@ def test_the_first_rule_that_matches_decides() -> None:
         (dict(group=32), "--group 32"),
         (dict(weights="fp8", group=32), "--group 32"),
         (dict(weights="int4", algorithm="best"), "--algorithm best"),
+        (dict(weights="own", algorithm="gptq"), "--algorithm gptq"),
+        (dict(weights="own", group=32), "--group 32"),
         (dict(weights="int8", symmetric=False), "--asymmetric"),
         (dict(weights="int4", activations="int4"), "--activations int4"),
         (dict(kv="int3"), "--kv int3"),
