@@ -88,6 +88,16 @@ EXTRAS: dict[str, tuple[Any, ...]] = {
     "quantization_config": (
         *({"quant_method": m, "bits": 4} for m in ("gptq", "awq", "bitsandbytes", "fp8", "x", 7, None)),
         *({"load_in_4bit": True}, [], {}, "gptq", [1]),
+        *(
+            {"quant_method": m, "bits": 4, "group_size": n}
+            for m in ("gptq", "awq")
+            for n in (32, -1, 2**70, [])
+        ),
+        {
+            "quant_method": "compressed-tensors",
+            "config_groups": {"a": {"weights": {"num_bits": 8, "type": "int"}}},
+        },
+        {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": [], "format": {}}}},
     ),
     "model_type": (*_MODEL_TYPES, None, 7, ["llama"], {"a": "llama"}),
     "num_labels": (0, -1, 3, 10**5, 10**9, 2**70, "7", None, 1.5),
