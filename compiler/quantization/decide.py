@@ -16,7 +16,7 @@ from compiler.quantization import text
 from compiler.quantization.calibrate import Calibration, Fitted
 from compiler.quantization.gate import Measured, measure
 from compiler.quantization.grid import Array, Grid
-from compiler.quantization.options import AUTO, NONE, Quantization, matches
+from compiler.quantization.options import AUTO, NONE, OWN, Quantization, matches
 from compiler.quantization.store import Store
 from compiler.weights import read_as
 from ir.dims import evaluate
@@ -164,6 +164,7 @@ class Decision:
         by_path = {path: formats[name] for name, (_, uses) in self.matrices.items() for path in _own(uses)}
         codes = {path: str(self.asked.grid(f).dtype) for path, f in by_path.items() if f != NONE}
         weights = QuantizeWeights(
+            dtype=self._dtype(),
             group_size=self._group_size(),
             symmetric=self.asked.symmetric,
             keep=tuple(glob.escape(path) for path, f in by_path.items() if f == NONE),
@@ -172,6 +173,11 @@ class Decision:
         )
         kv = self.asked.kv or ""
         return Decided(weights, self._activations(), kv, fitted.keys, dict(formats))
+
+    def _dtype(self) -> str:
+        """Of most codes, which says how far a check of the pass may be off."""
+        format = {AUTO: "int4", OWN: NONE}.get(self.asked.weights, self.asked.weights)
+        return NONE if format == NONE else str(self.asked.grid(format).dtype)
 
     def _group_size(self) -> int:
         asked = self.asked
@@ -203,7 +209,7 @@ def paths(uses: list[MatrixUse]) -> list[str]:
 
 def _own(uses: list[MatrixUse]) -> list[str]:
     """Of the weights that it is made of, where there are any: ops of several matrices may share a module."""
-    found = [path for use in uses for path in use.paths[1:]] or paths(uses)
+    found = [path for use in uses for path in use.paths[1:] if path] or paths(uses)
     return list(dict.fromkeys(found))
 
 

@@ -73,7 +73,7 @@ def check(asked: Quantization, decided: Decided) -> None:
         f"quantised, the model is too far from what it was: {figures(measured.divergence)}; the bound is "
         f"{asked.limit():.4g}",
         where="--max-kl",
-        todo=_todo(asked, [e.loc for e in worst]),
+        todo=_todo(asked, list(dict.fromkeys(e.loc for e in worst))),
         shown=f"The layers of the largest error of their outputs, over {measured.text}:{named}"
         if worst
         else "",
