@@ -93,7 +93,8 @@ def _load(
         prefix_cache=prefix_cache,
         salt=os.urandom(16),
     )
-    model, swap = artifact.manifest.model, Swap(cache, memory.swap_blocks)
+    model = artifact.manifest.model
+    swap = Swap(cache, memory.swap_blocks, options.limits.max_requests)
     try:
         tokenizer = Tokenizer.of(artifact)
         artifact.check_place()

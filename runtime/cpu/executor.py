@@ -18,6 +18,7 @@ from runtime.cpu.abi import CKVGroup, CSampleArgs, CStep, address, open_library,
 from runtime.cpu.plan import Plan
 from runtime.errors import EngineError, ResourceError
 from runtime.executor import SampleArgs, Sampled, broken_rows
+from runtime.kv.budget import swap_places
 from runtime.limits import Limits
 from runtime.memory.mapping import anonymous
 from runtime.step import Step
@@ -57,8 +58,8 @@ class SampleCall:
 class CpuExecutor:
     """See runtime.executor.Executor. What is derived from a step's or a call's arrays is kept.
 
-    Logits are the rows themselves, f32 [Q, V]. swap_blocks: places for preempted requests' blocks, in each
-    group.
+    Logits are the rows themselves, f32 [Q, V]. swap_blocks: places for preempted requests' blocks, see
+    runtime.kv.budget.swap_places.
     """
 
     target = "cpu"
@@ -85,9 +86,10 @@ class CpuExecutor:
             anonymous(count * group.block_bytes, "the KV cache").reshape(count, group.block_bytes)
             for count, group in zip(num_blocks, groups, strict=True)
         ]
+        places = swap_places([group.tail for group in groups], swap_blocks, limits)
         self._places = [
-            anonymous(swap_blocks * group.block_bytes, "swapped blocks").reshape(-1, group.block_bytes)
-            for group in (groups if swap_blocks else ())
+            anonymous(count * group.block_bytes, "swapped blocks").reshape(count, group.block_bytes)
+            for count, group in (zip(places, groups, strict=True) if swap_blocks else ())
         ]
         self._groups = (CKVGroup * len(self._pools))()
         self._weights = Weights(artifact.path(artifact.weights()), target.weight_order)

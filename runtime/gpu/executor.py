@@ -21,6 +21,7 @@ from runtime.gpu.memory import upload_weights, weight_offsets
 from runtime.gpu.program import Memory, Program
 from runtime.gpu.sampler import GpuSampler, sampler_given
 from runtime.gpu.steps import Steps, Tables, step_given
+from runtime.kv.budget import swap_places
 from runtime.limits import Limits
 from runtime.memory.plan import Place
 from runtime.step import Step
@@ -29,8 +30,8 @@ from runtime.step import Step
 class GpuExecutor:
     """See runtime.executor.Executor. Closes the device, on success or failure.
 
-    buckets: sizes that decode steps are padded to. swap_blocks: blocks of each group that the host has room
-    for.
+    buckets: sizes that decode steps are padded to. swap_blocks: blocks of a group that the host has room for,
+    see runtime.kv.budget.swap_places.
     """
 
     def __init__(
@@ -66,9 +67,10 @@ class GpuExecutor:
         compiled.memory(limits, num_blocks, place).check()
         program = self._program(device, compiled, limits)
         check_bounds(compiled.plan, compiled.kernels, compiled.rooms(limits, num_blocks))
+        places = swap_places([group.tail for group in compiled.groups], swap_blocks, limits)
         self._pools = [
-            BlockPool(device, count, group.block_bytes, swap_blocks)
-            for count, group in zip(num_blocks, compiled.groups, strict=True)
+            BlockPool(device, count, group.block_bytes, held)
+            for count, group, held in zip(num_blocks, compiled.groups, places, strict=True)
         ]
         self._logits = device.allocate(limits.max_rows * self._vocab_size * 4, "the logits")
         caches = {f"kv{group}": pool.address for group, pool in enumerate(self._pools)}

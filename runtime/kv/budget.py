@@ -85,6 +85,21 @@ def plan_blocks(
     return counts
 
 
+def swap_places(tails: Sequence[bool], swap_blocks: int, limits: Limits) -> list[int]:
+    """Places on the host for blocks of each group: of a tail, which most requests have one block in, no more
+    than requests run."""
+    return [min(swap_blocks, limits.max_requests) if tail else swap_blocks for tail in tails]
+
+
+def most_swap_blocks(groups: Sequence[KVGroup], num_bytes: int, limits: Limits) -> int:
+    """The most blocks of each group, see swap_places, that the bytes hold."""
+    tail_bytes = sum(group.block_bytes for group in groups if group.tail)
+    other_bytes = sum(group.block_bytes for group in groups if not group.tail)
+    if num_bytes < limits.max_requests * (tail_bytes + other_bytes):
+        return num_bytes // max(1, tail_bytes + other_bytes)
+    return (num_bytes - limits.max_requests * tail_bytes) // max(1, other_bytes)
+
+
 def _within(num_bytes: int, needs: list[int], groups: Sequence[KVGroup], limits: Limits) -> list[int]:
     """As many blocks as the bytes hold."""
     most = [_most(need, limits, group) for need, group in zip(needs, groups, strict=True)]

@@ -22,11 +22,13 @@ class Held:
 
 
 class Swap:
-    """num_places: for blocks of each group."""
+    """num_places: for blocks of each group. most_tails: of a tail, no more than that."""
 
-    def __init__(self, cache: Cache, num_places: int = 0) -> None:
+    def __init__(self, cache: Cache, num_places: int = 0, most_tails: int | None = None) -> None:
         self._cache, self.num_places = cache, num_places
-        self._free = [list(range(self.num_places)) for _ in cache.groups]
+        of_tail = num_places if most_tails is None else min(num_places, most_tails)
+        self.places = [of_tail if group.tail else num_places for group in cache.groups]
+        self._free = [list(range(count)) for count in self.places]
         self._held: dict[Sequence, Held] = {}
 
     def holds(self, seq: Sequence) -> bool:
@@ -81,6 +83,6 @@ class Swap:
     def check(self) -> None:
         """Assert that every place is free or held once, and by a sequence that waits."""
         assert all(not seq.tables and not seq.finished for seq in self._held)
-        for group, free in enumerate(self._free):
+        for group, (free, count) in enumerate(zip(self._free, self.places, strict=True)):
             held = [place for each in self._held.values() for place in each.tables[group][1]]
-            assert sorted([*free, *held]) == list(range(self.num_places)), "a place is lost or held twice"
+            assert sorted([*free, *held]) == list(range(count)), "a place is lost or held twice"

@@ -8,7 +8,7 @@ from functools import partial
 
 from runtime import machine
 from runtime.errors import ResourceError, shown
-from runtime.kv.budget import Budget, plan_blocks
+from runtime.kv.budget import Budget, most_swap_blocks, plan_blocks
 from runtime.limits import Limits
 from runtime.manifest import KVGroup, Model
 from runtime.memory.plan import MemoryPlan, Place, Workspace
@@ -53,7 +53,7 @@ class Options:
     ) -> MemoryPlan:
         """What does not fit is planned all the same: MemoryPlan.check() says so. Raises ResourceError where
         the slots of so many blocks cannot be numbered."""
-        swap_blocks = self.swap_bytes // max(1, sum(group.block_bytes for group in groups))
+        swap_blocks = most_swap_blocks(groups, self.swap_bytes, self.limits)
         planned = partial(
             MemoryPlan.of,
             groups,

@@ -8,6 +8,7 @@ from typing import Any
 
 from runtime import machine
 from runtime.errors import RequestError, ResourceError, shown
+from runtime.kv.budget import swap_places
 from runtime.kv.group import Group
 from runtime.limits import Limits
 from runtime.manifest import KVGroup
@@ -76,7 +77,8 @@ class MemoryPlan:
     """What an engine of a target holds, in bytes. All of it counts, though the system gives some only when it
     is touched.
 
-    weight_bytes: None in an artifact of shapes alone. swap_blocks: places on the host, of every group.
+    weight_bytes: None in an artifact of shapes alone. swap_blocks: places on the host, of every group; of
+    tails there may be fewer.
     kv_budget: bytes that the groups were made to fit, None where blocks were given or nothing was known.
     unknown: what could not be found out, and what that means.
     """
@@ -112,7 +114,12 @@ class MemoryPlan:
 
     @property
     def swap_bytes(self) -> int:
-        return self.swap_blocks * sum(group.block_bytes for group in self.groups)
+        return sum(n * group.block_bytes for n, group in zip(self.swap_places, self.groups, strict=True))
+
+    @property
+    def swap_places(self) -> list[int]:
+        """Per group."""
+        return swap_places([group.tail for group in self.groups], self.swap_blocks, self.limits)
 
     @property
     def total_bytes(self) -> int:

@@ -41,7 +41,9 @@ def table(plan: MemoryPlan, lengths: Sequence[int]) -> str:
 
 def _rows(plan: MemoryPlan) -> list[Row]:
     limits, work, place = plan.limits, plan.workspace, plan.place
-    swap = [("swap", f"{plan.swap_blocks:,} blocks of every group", plan.swap_bytes)] * (plan.swap_blocks > 0)
+    tails = " but tails" if any(group.tail for group in plan.groups) else ""
+    blocks = f"{plan.swap_blocks:,} blocks of every group{tails}"
+    swap = [("swap", blocks, plan.swap_bytes)] * (plan.swap_blocks > 0)
     shared = place.host_bytes is None
     free = plan.free_bytes
     return [

@@ -129,7 +129,8 @@ class CompiledMachine(EngineMachine):
         given = options | {"kv_blocks": kv_blocks, "swap_memory": swap_memory}
         self.places = places
         self.begin(stepped(runtime.load, path=self.path, verify="fast", **given))
-        assert self.core.scheduler.swap.num_places == places
+        held = zip(self.core.scheduler.swap.places, groups, strict=True)
+        assert all(count >= (min(places, options["max_requests"]) if g.tail else places) for count, g in held)
 
 
 def kv_groups(path: Path) -> Sequence[KVGroup]:

@@ -226,7 +226,8 @@ class EngineMachine(RuleBasedStateMachine):
         stats = self.engine.stats()
         assert stats.blocks_used == [0] * len(stats.blocks_total)
         assert not self.core.scheduler.cache.prefixes.coming
-        assert all(len(free) == self.places for free in self.core.scheduler.swap._free)
+        swap = self.core.scheduler.swap
+        assert [len(free) for free in swap._free] == swap.places
 
     def compare(self, request: Request, prompt: tuple[int, ...]) -> None:
         """With what it gives alone, or with as much of that as there was time for."""

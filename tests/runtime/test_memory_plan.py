@@ -9,6 +9,9 @@ import pytest
 
 from runtime import MemoryPlan, RequestError, ResourceError, Sampling, machine
 from runtime.kv.budget import Budget, plan_blocks
+from runtime.kv.cache import Cache
+from runtime.kv.group import Group
+from runtime.kv.swap import Swap
 from runtime.limits import Limits
 from runtime.manifest import KVGroup, Model
 from runtime.memory.options import Options
@@ -71,6 +74,19 @@ def test_a_tail_has_a_block_for_each_request_and_those_of_a_step():
     assert cache_plan("int4", 2**33).num_blocks[1] == 16 + 512 // 64
     assert plan_blocks([*CACHES["int4"], TAIL], Limits(512, 16), 8192, 100, None) == [100, 24]
     assert plan_blocks([*CACHES["int4"], TAIL], Limits(512, 16), 8192, 7, None) == [7, 7]
+
+
+def test_places_on_the_host_are_fewer_of_tails():
+    main = CACHES["int4"][0].block_bytes
+    for num_bytes, places in [
+        (3 * (main + TAIL.block_bytes) + 9, [3, 3]),
+        (16 * (main + TAIL.block_bytes), [16, 16]),
+        (16 * TAIL.block_bytes + 40 * main, [40, 16]),
+    ]:
+        options = Options.of(10, None, 512, 16, num_bytes)
+        plan = options.plan("cpu", Place("the host", None), MODEL, [*CACHES["int4"], TAIL], 0, WORK)
+        assert plan.swap_places == places and plan.swap_bytes <= num_bytes
+        assert Swap(Cache([Group(10), Group(10, None, True)]), plan.swap_blocks, 16).places == places
 
 
 def test_a_tail_takes_a_quarter_of_little_memory():
