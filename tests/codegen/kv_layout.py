@@ -14,7 +14,10 @@ LARGEST = {DType.I8: 127, DType.F8E4M3: 448, DType.U4: 15, DType.U2: 3}
 
 
 def unpack(raw: Array, bits: int) -> Array:
-    """Codes [..., n] of packed strips [..., bytes]: byte j holds a strip's codes j, j + bytes, ..., low bits first."""
+    """Codes [..., n] of packed strips [..., n / 16, bytes], flat.
+
+    Byte j holds a strip's codes j, j + bytes, ..., from the low bits up.
+    """
     per_strip = 2 * bits
     strips = raw.reshape(*raw.shape[:-1], -1, per_strip)
     parts = [(strips >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
@@ -22,7 +25,7 @@ def unpack(raw: Array, bits: int) -> Array:
 
 
 def read_stream(kv: KV, index: int, pool: Array) -> dict[str, Array]:
-    """Layer 0 of a stream of `pool` [blocks, bytes]: codes [blocks, block, heads, size], scales and minima."""
+    """Layer 0 of a stream: codes [blocks, block, heads, size], scales, minima. pool: [blocks, bytes]."""
     s, keys = kv.streams[index], index == 0
     at = sum(x.bytes_per_block(kv.block) for x in kv.streams[:index])
     width = s.head_size if keys or s.dtype.bits >= 8 else -(-s.head_size // 16) * 16
@@ -41,7 +44,7 @@ def read_stream(kv: KV, index: int, pool: Array) -> dict[str, Array]:
 
 
 def quantized(x: Array, s: Stream) -> dict[str, Array]:
-    """Codes, scales and minima of x [tokens, heads, size], the tokens of one block where scales are per channel."""
+    """Codes, scales and minima of x [tokens, heads, size]; of one block where scales are per channel."""
     x = np.asarray(x, np.float32)
     axis = 0 if s.per == CHANNEL else 2
     largest = np.float32(LARGEST[s.dtype])
