@@ -113,6 +113,20 @@ def test_the_fewest_blocks_suffice_alone_and_in_company(windows: Windows, option
         assert stats.blocks_used == [0] * len(windows) and stats.running == stats.waiting == 0
 
 
+@pytest.mark.parametrize("step_tokens", [1, 7, 64])
+def test_a_tail_needs_a_block_for_each_beam_and_one_to_go(step_tokens: int) -> None:
+    prompt, options = PROMPTS[3], dict(quantized=(0,), max_step_tokens=step_tokens, eos=ENDS)
+    with fake_engine(kv_blocks=[200, 200], **options) as engine:
+        alone = [c.token_ids for c in engine.submit(prompt, FOUR).results(30)]
+    with fake_engine(kv_blocks=[14, 4], **options) as engine, pytest.raises(RequestError, match="4 beams"):
+        engine.submit(prompt, FOUR)
+    with fake_engine(kv_blocks=[14, 5], **options) as engine:
+        assert [c.token_ids for c in engine.submit(prompt, FOUR).results(30)] == alone
+        assert engine.stats().preemptions == 0
+        requests = [engine.submit(prompt, FOUR) for _ in range(3)]
+        assert all([c.token_ids for c in r.results(60)] == alone for r in requests)
+
+
 def test_one_block_less_is_refused() -> None:
     with smallest(PROMPTS[3], FOUR, (None,)) as engine:
         # two full blocks of the prompt's 33 tokens, then for each of 4 beams two of its 56, and one to go
