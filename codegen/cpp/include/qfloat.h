@@ -89,7 +89,7 @@ KERNEL void pack_rounded(Thread& th, const T* x, int64_t ld, int64_t K, int64_t 
 
 // sums[row - first row][16] of the rows of tiles first..last-1 with one panel.
 template <class M>
-inline void qf_panel_sums(const float* packed, RowTiles tiles, int64_t first, int64_t last, const M& w, int64_t panel,
+KERNEL void qf_panel_sums(const float* packed, RowTiles tiles, int64_t first, int64_t last, const M& w, int64_t panel,
                           float* sums) {
   Panel<M> codes(w, panel);
   alignas(64) float room[(CHUNK + 8) * W];

@@ -147,7 +147,7 @@ INLINE int32_t quantize_block(const T* x, int64_t n, int64_t block, Quantizer qu
 
 // Row r of a tile of R rows.
 template <Codes Q, class T>
-inline void quantize_row(const T* x, const Segments& s, int32_t zero, int64_t r, int64_t R, QRows out) {
+KERNEL void quantize_row(const T* x, const Segments& s, int32_t zero, int64_t r, int64_t R, QRows out) {
   float scale = 0;
   for (int64_t i = 0, left = 0; i < s.count; i++, left -= s.length) {  // all of them first: their latencies overlap
     if (left <= 0) {
@@ -201,13 +201,12 @@ __attribute__((noinline)) void q_tile(QRows x, const uint8_t* codes, GroupNumber
   } else {
     _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) EACH(NV) acc[r][i] = nf{};
   }
-  const int64_t pairs = SINGLE ? BLOCK / 8 : s.block / 8;
   int64_t left = (first / s.per_group + 1) * s.per_group - first;
   // The sums of the next block.
   auto block = [&]() __attribute__((always_inline)) {
     BlockSums<Q, R> sum(x.starts);
     x.starts += R;
-    _Pragma("GCC unroll 4") for (int64_t p = 0; p < pairs; p++, x.codes += R * 8) {
+    auto two_quads = [&]() __attribute__((always_inline)) {
       nb a[NV], b[NV];
       if constexpr (HALVES) {
         EACH(NV) {
@@ -224,6 +223,12 @@ __attribute__((noinline)) void q_tile(QRows x, const uint8_t* codes, GroupNumber
       codes += HALVES ? 4 * W : 8 * W;
       sum.add(a, x.codes);
       sum.add(b, x.codes + R * 4);
+      x.codes += R * 8;
+    };
+    if constexpr (SINGLE) {
+      two_quads(), two_quads(), two_quads(), two_quads();
+    } else {
+      for (int64_t k = 0; k < s.block; k += 8) two_quads();
     }
     return sum;
   };
@@ -297,7 +302,7 @@ inline void group_numbers(const Panel<M>& panel, int64_t first, int64_t last, fl
 
 // sums[row - first row][16] of the rows of tiles first..last-1 with one panel, in chunks of K.
 template <class M>
-inline void q_panel_sums(QRows x, RowTiles tiles, int64_t first, int64_t last, Panel<M> panel, const Segments& s, float* sums) {
+KERNEL void q_panel_sums(QRows x, RowTiles tiles, int64_t first, int64_t last, Panel<M> panel, const Segments& s, float* sums) {
   constexpr bool HALVES = M::CODES == Codes::U4;
   bool single = s.length == BLOCK, open = HALVES && single && last - first > 1;
   int64_t chunk = s.length < UNPACKED ? UNPACKED / s.length : 1;
