@@ -13,6 +13,7 @@ from ir.graph import Graph, Op, Scalar
 from passes.base import Pass, Result
 from passes.dce import Dce
 from passes.page_kv import PageKv
+from passes.quantize_kv import QuantizeKv
 from passes.select_rows import SelectRows
 from tests.passes.test_page_kv import VOCAB, two_layers, weights
 
@@ -88,6 +89,24 @@ def test_a_stage_that_only_annotates_is_not_run_again() -> None:
 
     run_pipeline(graph, (BreakOp("o1", "group", 3), Dce()), Checker(reader, random_batch(VOCAB, 40)).on_stage)
     assert sorted(seen) == sorted(read)
+
+
+@pytest.mark.parametrize("steps", [(), (QuantizeKv("int8"),)], ids=["plain", "quantized"])
+def test_single_logits_may_differ_where_values_are_rounded_to_codes(steps: tuple[Pass, ...]) -> None:
+    graph, batch = two_layers(), random_batch(VOCAB, 40)
+    checker = Checker(weights(graph).__getitem__, batch)
+    run_pipeline(graph, (*PASSES, *steps), checker.on_stage)
+    logits = checker._before["logits"].array.copy()
+    rms = np.sqrt(np.mean(logits**2))
+    checker.compare_logits("kernels", logits)
+    with pytest.raises(CheckError, match="kernels gives logits"):
+        checker.compare_logits("kernels", logits + 0.01 * rms)
+    logits[3, 4] += 0.01 * rms
+    if steps:
+        checker.compare_logits("kernels", logits)
+    else:
+        with pytest.raises(CheckError):
+            checker.compare_logits("kernels", logits)
 
 
 def test_relative_error_sees_nan_and_infinity() -> None:
