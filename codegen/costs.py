@@ -18,9 +18,10 @@ from sympy.logic.boolalg import And
 
 from ir.dims import Dim, Table, evaluate, product
 from ir.graph import Arg, Op, Value, tensor_of
+from ir.ops.attention import TAIL
 from ir.predicates import conjuncts, evaluate_grid, window_of
 from ir.types import KV, DType, Tensor
-from passes.match import attribute
+from passes.match import attribute, operand
 from passes.memory.schedule import Kernel, Schedule
 
 LOOKUPS = ("embed", "qembed", "take", "take_rows")  # they read as many rows of their table as they write
@@ -173,17 +174,37 @@ def _read_bytes(op: Op, weight: Packed, sizes: dict[str, int]) -> int:
 
 
 def _kv_bytes(op: Op, shape: StepShape) -> int:
-    """Of one layer: what the new tokens write, or the keys and values that they see."""
+    """Of one layer: what new tokens write, the blocks that they fill, or the keys and values they see."""
     if op.kind == "kv_write":
-        return sum(shape.counts) * _layer_bytes(cast(KV, op.out.type))
+        return _layer_bytes(cast(KV, op.out.type), sum(shape.counts))
+    if op.kind == "kv_seal":
+        cache, tail = (cast(KV, cast(Value, a).type) for a in op.args[:2])
+        steps = zip(shape.counts, shape.lens, strict=True)
+        filled = sum(n // cache.block - (n - count) // cache.block for count, n in steps) * cache.block
+        return _layer_bytes(cache, filled) + _layer_bytes(tail, filled)
     if op.kind == "paged_attention":
-        seen = sum(keys for keys, _ in _seen(op, shape))
-        return seen * _layer_bytes(cast(KV, cast(Value, op.args[1]).type))
+        kv = cast(KV, cast(Value, op.args[1]).type)
+        seen = [keys for keys, _ in _seen(op, shape)]
+        tail = operand(op, TAIL)
+        if tail is None:
+            return _layer_bytes(kv, sum(seen))
+        cached, exact = _split_at_tail(shape, seen, kv.block)
+        return _layer_bytes(kv, cached) + _layer_bytes(cast(KV, cast(Value, tail).type), exact)
     return 0
 
 
-def _layer_bytes(kv: KV) -> int:
-    return -(-sum(stream.bytes_per_block(kv.block) for stream in kv.streams) // kv.block)
+def _split_at_tail(shape: StepShape, seen: list[int], block: int) -> tuple[int, int]:
+    """(keys that lie in full blocks, keys that lie in the blocks of the step's own tokens) of those seen."""
+    cached = exact = 0
+    for count, n, keys in zip(shape.counts, shape.lens, seen, strict=True):
+        cached += max(0, (n - 1) // block * block - (n - keys))
+        exact += min(keys, n - (n - count) // block * block)
+    return cached, exact
+
+
+def _layer_bytes(kv: KV, tokens: int) -> int:
+    """Of so many tokens' keys and values, scales included."""
+    return -(-tokens * sum(stream.bytes_per_block(kv.block) for stream in kv.streams) // kv.block)
 
 
 def _operations(op: Op, shape: StepShape) -> int:

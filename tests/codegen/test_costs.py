@@ -13,6 +13,8 @@ from codegen.costs import LOOKUPS, Cost, Costs, StepShape
 from codegen.cpp.costs import costs_of
 from tests.codegen.harness import Arrays, lower, random_weights
 from tests.codegen.test_forward import HEADS, D, G, H, I, V, graph
+from tests.codegen.test_kv_formats import CASES
+from tests.codegen.test_kv_formats import graph as quantized_graph
 
 MIXED = StepShape((33, 1), (33, 18), 2)  # 33 tokens of a new prompt, one token after 17
 TOKENS = 34
@@ -46,6 +48,19 @@ def test_attention_counts_what_the_mask_shows(costs: Costs) -> None:
 
 def test_new_tokens_are_written_to_the_cache(costs: Costs) -> None:
     assert [c.kv_bytes for c in of_kind(costs, MIXED, "kv_write")] == [TOKENS * 2 * G * D * 4] * 2
+
+
+def test_quantized_caches_count_codes_scales_and_tails() -> None:
+    """Blocks of 64 tokens, 2 heads of 64: keys in 4 bits, 2 numbers a channel; values, 2 numbers a token."""
+    costs, case = costs_of(lower(quantized_graph())), list(CASES).index("u4 by channel")
+    per_block, exact = 2 * (2 * 64 * 64 // 2 + 2 * 64 * 4), 2 * 2 * 64 * 2
+    read = of_kind(costs, StepShape((1,), (130,), 1), "paged_attention")[case]
+    assert read.kv_bytes == 2 * per_block + 2 * exact
+    read = of_kind(costs, StepShape((3,), (130,), 1), "paged_attention")[case]
+    assert read.kv_bytes == 2 * per_block + 66 * exact
+    for count, length, filled in ((1, 129, 0), (1, 128, 1), (130, 130, 2)):
+        sealed = of_kind(costs, StepShape((count,), (length,), 1), "kv_seal")[0]
+        assert sealed.kv_bytes == filled * (per_block + 64 * exact)
 
 
 def test_activations_are_read_and_written_once(costs: Costs) -> None:
