@@ -16,7 +16,7 @@ from compiler.quantization import text
 from compiler.quantization.calibrate import Calibration, Fitted
 from compiler.quantization.gate import Measured, measure
 from compiler.quantization.grid import Array, Grid
-from compiler.quantization.options import AUTO, NONE, OWN, Quantization, matches
+from compiler.quantization.options import AUTO, NONE, OWN, SHARED_KEYS, Quantization, matches
 from compiler.quantization.store import Store
 from compiler.weights import read_as
 from ir.dims import evaluate
@@ -33,7 +33,6 @@ CALIBRATION_TOKENS, HELD_OUT_TOKENS = 12288, 2048
 FEW_TOKENS = 4096  # too few of them to calibrate well with
 RANDOM_TOKENS = 2048  # where there is no tokenizer to read a text with
 FITTED = ("int4", "int8")  # formats whose codes are fitted to text
-SHARED_KEYS = ("int8", "fp8")  # KV formats whose channels share a token's scale, and gain by a static one
 Report = Callable[[int, int], None]
 
 

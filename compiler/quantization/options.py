@@ -9,6 +9,7 @@ from pathlib import Path
 
 from compiler.errors import CompileError
 from compiler.quantization.grid import Grid
+from compiler.quantization.text import read_text
 from ir.types import DType
 
 NONE, AUTO, OWN = "none", "auto", "own"  # own: as a checkpoint that comes quantised has them
@@ -16,6 +17,7 @@ WEIGHTS = ("int4", "int8", "fp8", AUTO, OWN, NONE)
 GROUPS = {"int4": (32, 64, 128), "int8": (32, 64, 128, 0), "fp8": (0,)}
 ALGORITHMS = ("rtn", "gptq", "awq")
 ACTIVATIONS = ("int8", "int8-token", "fp8", NONE)
+SHARED_KEYS = ("int8", "fp8")  # KV formats whose channels share a token's scale, and gain by a static one
 KV = ("f32", "bf16", "int8", "fp8", "int4", "int2")
 TYPICAL = 4096  # inputs of a matrix
 HEAD = "int8"  # of the output layer and the embedding table beside int4: they are the most sensitive by far
@@ -62,7 +64,7 @@ class Quantization:
     @property
     def calibrates(self) -> bool:
         """Whether weights are fitted to text."""
-        return self.weights != NONE and self.algorithm in ("gptq", "awq")
+        return self.weights in ("int4", "int8", AUTO) and self.algorithm in ("gptq", "awq")
 
     def resolved(self, devices: Sequence[str]) -> Quantization:
         """With every default in its place. devices: the kinds that are compiled for, "cpu" and "gpu"."""
@@ -121,6 +123,9 @@ def check_quantization(q: Quantization) -> None:
         known = f"{q.weights} has groups of {', '.join(map(str, sizes))}" if sizes else "Give --quantize too"
         known = "Leave it out: the groups are the checkpoint's" if q.weights == OWN else known
         raise CompileError("not a group's size", where=f"--group {q.group}", todo=known)
+    if q.algorithm in ("gptq", "awq") and q.weights == "fp8":
+        todo = "Leave it out: fp8 is rounded to the nearest"
+        raise CompileError("nothing is fitted", where=f"--algorithm {q.algorithm}", todo=todo)
     if q.algorithm is not None and q.weights == OWN:
         todo = "Leave it out: the codes are the checkpoint's"
         raise CompileError("nothing is fitted", where=f"--algorithm {q.algorithm}", todo=todo)
@@ -135,6 +140,16 @@ def check_quantization(q: Quantization) -> None:
         raise CompileError("nothing is quantised", where="--keep", todo="Give --quantize too")
     for rule in q.keep:
         _check_rule(rule)
+    if q.calibration is not None:
+        _check_calibration(q, q.calibration)
+
+
+def _check_calibration(q: Quantization, path: Path) -> None:
+    """Before the import, which takes a while."""
+    if not q.resolved(("cpu",)).calibrates and q.kv not in SHARED_KEYS:
+        todo = "Leave it out, or give --quantize int4, say"
+        raise CompileError("nothing is fitted to text", where=f"--calibration {path}", todo=todo)
+    read_text(path)
 
 
 def _check_choice(option: str, given: str | None, known: Sequence[str]) -> None:
