@@ -168,7 +168,5 @@ def test_missing_and_misshapen_weights_are_refused() -> None:
 def test_codes_without_what_scales_them_are_refused(tmp_path: Path) -> None:
     for dtype in (np.int8, np.uint8, ml_dtypes.float8_e4m3fn):
         source = ArraySource({"a": np.zeros((4, 3), dtype)})
-        with pytest.raises(
-            WeightError, match="'a': it is stored as .*, codes without what scales"
-        ):
+        with pytest.raises(WeightError, match="'a': it is stored as .*, codes without what scales"):
             check_weights(reading((4, 3)), source)
