@@ -127,7 +127,8 @@ def kv_seal(ctx: Context, op: Op) -> list[Case]:
     args |= {"requests": ctx.size(requests), "table_width": ctx.size(shape_of(table)[1])}
     args |= {"tail_width": ctx.size(shape_of(tail_table)[1])}
     tiles: Expr = ("+", ("//", "T", kv.block), expression(requests))
-    num_warps = 1 if ctx.device.interpreted else 4
+    elements = kv.block * max(s.head_size for s in kv.streams)
+    num_warps = 1 if ctx.device.interpreted else max(1, min(16, elements // (32 * ctx.device.warp_size)))
     launch = ctx.launch(
         "kv_seal",
         render("kv_seal", streams=hooks, block=kv.block),

@@ -40,33 +40,44 @@ def _fit(tile: LinearTile, most_k: int) -> LinearTile:
 
 TILES: dict[tuple[str, str], tuple[LinearTile, ...]] = {
     ("sm_80", NARROW): (
-        LinearTile(128, 64, 64, 8, 3),
+        LinearTile(128, 128, 64, 8, 3),
         LinearTile(64, 64, 64, 4, 4),
-        LinearTile(16, 64, 128, 4, 5),
-        LinearTile(16, 32, 128, 4, 6),
+        LinearTile(16, 64, 256, 4, 4),
+        LinearTile(16, 32, 256, 4, 5, gated=LinearTile(16, 16, 128, 4, 6)),
     ),
     ("sm_80", WIDE): (LinearTile(64, 64, 32, 8, 3), LinearTile(16, 32, 64, 4, 5)),
     ("sm_80", CODES): (
-        LinearTile(128, 64, 128, 8, 3),
+        LinearTile(128, 128, 64, 8, 3),
+        LinearTile(64, 64, 128, 4, 3),
+        LinearTile(16, 64, 128, 4, 5),
+        LinearTile(16, 32, 128, 4, 6),
+    ),
+    ("sm_90", NARROW): (
+        LinearTile(128, 128, 64, 8, 3),
+        LinearTile(64, 64, 64, 4, 4),
+        LinearTile(16, 64, 256, 4, 5),
+        LinearTile(16, 32, 256, 4, 6, gated=LinearTile(16, 16, 128, 4, 6)),
+    ),
+    ("sm_90", CODES): (
+        LinearTile(128, 128, 128, 8, 3),
         LinearTile(64, 64, 128, 4, 3),
         LinearTile(16, 64, 128, 4, 5),
         LinearTile(16, 32, 128, 4, 6),
     ),
     ("gfx942", NARROW): (
-        LinearTile(128, 64, 64, 8, 2, clamped=True),
+        LinearTile(128, 128, 64, 8, 2, clamped=True),
         LinearTile(64, 64, 64, 4, 2, clamped=True),
-        LinearTile(16, 64, 128, 4, 2, clamped=True),
+        LinearTile(16, 64, 256, 4, 2, clamped=True, gated=LinearTile(16, 32, 128, 4, 2, clamped=True)),
     ),
     ("gfx942", WIDE): (
         LinearTile(64, 64, 32, 4, 2, clamped=True),
         LinearTile(16, 32, 64, 4, 2, clamped=True),
     ),
     ("gfx942", CODES): (
-        LinearTile(128, 64, 64, 8, 2, clamped=True, gated=LinearTile(64, 32, 64, 4, 2, clamped=True)),
+        LinearTile(128, 128, 64, 8, 2, clamped=True, gated=LinearTile(64, 32, 64, 4, 2, clamped=True)),
         LinearTile(64, 64, 64, 4, 2, clamped=True),
         LinearTile(16, 64, 128, 4, 2, clamped=True),
     ),
 }  # fmt: skip
-TILES |= {
-    (arch, kind): TILES["sm_80", kind] for arch in ("sm_90", "sm_100") for kind in (NARROW, WIDE, CODES)
-}
+TILES["sm_90", WIDE] = TILES["sm_80", WIDE]
+TILES |= {("sm_100", kind): TILES["sm_90", kind] for kind in (NARROW, WIDE, CODES)}
