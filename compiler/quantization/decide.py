@@ -106,16 +106,15 @@ class Decision:
 
     def _check_finite(self, formats: Mapping[str, str]) -> None:
         """Of every weight that a quantised matrix is made of. Raises CompileError."""
-        quantized = {
-            path for n, (_, uses) in self.matrices.items() if formats[n] != NONE for path in _own(uses)
-        }
+        chosen = [uses for name, (_, uses) in self.matrices.items() if formats[name] != NONE]
+        quantized = {path for uses in chosen for path in _own(uses)}
         for name in self._weights:
             module = name.rpartition(".")[0] or name
-            if module in quantized or name in formats:
+            if module in quantized or formats.get(name, NONE) != NONE:
                 self._check_weight(name, module)
 
     def _check_weight(self, name: str, module: str) -> None:
-        array = self.imported.weights.read(name)
+        array = np.atleast_1d(self.imported.weights.read(name))
         count = sum(int(np.isfinite(array[lo : lo + ROWS]).sum()) for lo in range(0, len(array), ROWS))
         if count < array.size:
             what = f"{array.size - count:,} of {array.size:,} weights are NaN or infinite"

@@ -124,6 +124,12 @@ def test_a_matrix_that_is_not_finite_is_refused_by_name(
         made.first()
 
 
+def test_a_matrix_that_is_kept_may_be_anything(tmp_path: Path) -> None:
+    broken = imported("model.embed.weight", np.nan)
+    made = decision(tmp_path, Quantization("int8", algorithm="rtn", keep=("lm_head",)), broken)
+    assert made.first().formats["model.embed.weight"] == "none"
+
+
 def test_divergence_is_that_of_the_definition() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=(50, 9)), rng.normal(size=(50, 9))
