@@ -11,7 +11,8 @@ import pytest
 from codegen import cpp
 from codegen.costs import LOOKUPS, Cost, Costs, StepShape
 from codegen.cpp.costs import costs_of
-from tests.codegen.harness import Arrays, lower, random_weights
+from ir.types import DType
+from tests.codegen.harness import Arrays, arg, lower, paged_builder, random_weights, weight
 from tests.codegen.test_forward import HEADS, D, G, H, I, V, graph
 from tests.codegen.test_kv_formats import CASES
 from tests.codegen.test_kv_formats import graph as quantized_graph
@@ -85,3 +86,22 @@ def test_weights_are_those_of_the_packed_file(tmp_path: Path, shape: StepShape) 
     assert sum(n for lookup, n in by_kind if not lookup) == sum(end - begin for begin, end in offsets)
     assert sum(n for lookup, n in by_kind if lookup) == sum(shape.counts) * H * 4
     assert list(costs.weight_order) == generated.weight_order
+
+
+def test_quantised_linears_count_as_linears_and_tables_by_their_rows() -> None:
+    b, _ = paged_builder()
+    parts = weight("q", 48, 64, dtype=DType.U4), weight("s", 48, 2, dtype=DType.F16)
+    x = b.op("qembed", arg(b, "ids"), *parts, group_size=32, zero=8, dtype="f32")
+    found = [
+        b.op("qlinear", x, *parts, group_size=32, zero=8, x_dtype=x_dtype, dtype="f32")
+        for x_dtype in (None, "i8")
+    ]
+    costs = costs_of(lower(b.graph([b.op("concat", *found, axis=1)])))
+    step = StepShape((3,), (3,), 3)
+    (table,) = of_kind(costs, step, "qembed")
+    panel = 2 * 16 * 2 + 64 * 16 // 2  # scales of two groups, and codes
+    assert table.weight_bytes == 3 * panel // 16 and table.activation_bytes == 2 * 3 * 64 * 4
+    floats, codes = of_kind(costs, step, "qlinear")
+    assert floats.weight_bytes == codes.weight_bytes == 3 * panel
+    assert floats.operations == codes.operations == 2 * 3 * 48 * 64
+    assert (floats.dtype, codes.dtype) == ("f32", "u4")

@@ -147,7 +147,7 @@ def by_group(values: Array, k: int, size: int) -> Array:
 def matrix(case: Case, name: str, weights: dict[str, Array]) -> Array:
     """The floats that codes stand for."""
     part = lambda n: by_group(weights[f"{name}.{n}"], case.k, case.group)  # noqa: E731
-    zero = part("zero") if case.zero == "each" else case.zero
+    zero = part("zero") if isinstance(case.zero, str) else case.zero
     w = (weights[f"{name}.q"].astype(np.float64) - zero) * part("scale")
     return w + part("offset") if case.offset else w
 
