@@ -229,7 +229,8 @@ def _product_dtype(op: Op, narrow_queries: bool) -> str:
         both = {tensor_of(op.args[0]).dtype, tensor_of(op.args[1]).dtype}
     elif op.kind == "paged_attention":
         cached = cast(KV, cast(Value, op.args[1]).type).streams[0].dtype
-        both = {cached} if narrow_queries else {tensor_of(op.args[0]).dtype, cached}
+        narrow = DType.BF16 if cached.is_code else cached  # what codes are widened to
+        both = {narrow} if narrow_queries else {tensor_of(op.args[0]).dtype, cached}
     else:
         both = set[DType]()
     return "bf16" if both == {DType.BF16} else "f32"
