@@ -112,9 +112,9 @@ def _compared(exact: Model, others: Iterable[Model], ids: np.ndarray) -> Iterabl
         exact.write(ids, wanted)
         reference = np.load(wanted, mmap_mode="r")
         for model in others:
-            print(f"{model.engine} {model.name}", file=sys.stderr)
             model.write(ids, given)
             found = divergence(reference, np.load(given, mmap_mode="r"), ids)
+            print(f"{model.engine} {model.name}: mean KL {found.mean_kl:.5f}", file=sys.stderr, flush=True)
             bits = 32 * model.num_bytes / exact.num_bytes
             yield {"engine": model.engine, "name": model.name, "bits_per_weight": bits, **asdict(found)}
 
