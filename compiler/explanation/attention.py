@@ -39,7 +39,7 @@ def attention_of(op: Op, groups: dict[str, int], proofs: dict[str, str]) -> Atte
         proof=proofs.get(op.outs[0].name, ""),
         group=groups.get(getattr(op.args[1], "name", "")),
         kv_layer=op.attr("layer"),
-        kv_bytes_per_token=state.bytes_per_token // state.layers if paged else None,
+        kv_bytes_per_token=state.bytes_per_block // (state.block * state.layers) if paged else None,
     )
 
 

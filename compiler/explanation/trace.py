@@ -152,7 +152,9 @@ def _groups(graph: Graph) -> Iterator[Group]:
         assert isinstance(kv, KV)
         writes = (o for o in graph.ops if o.kind == "kv_write" and groups[o.outs[0].name] == g)
         streams = tuple(f"{s.name} {s.dtype}[{s.heads},{s.head_size}]" for s in kv.streams)
-        yield Group(tuple(w.loc for w in writes), kv.window, kv.block, streams, kv.bytes_per_token)
+        yield Group(
+            tuple(w.loc for w in writes), kv.window, kv.block, streams, kv.bytes_per_block // kv.block
+        )
 
 
 def _positions(graph: Graph, layers: Iterable[Layer]) -> Iterator[str]:
