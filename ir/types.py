@@ -65,30 +65,14 @@ _NUMPY: dict[DType, np.dtype[Any]] = {
     DType.F16: np.dtype(np.float16),
     DType.BF16: np.dtype(ml_dtypes.bfloat16),
     DType.F8E4M3: np.dtype(ml_dtypes.float8_e4m3fn),
-    DType.F8E4M3: np.dtype(ml_dtypes.float8_e4m3fn),
-    DType.F8E4M3: np.dtype(ml_dtypes.float8_e4m3fn),
-    DType.F8E4M3: np.dtype(ml_dtypes.float8_e4m3fn),
-    DType.F8E4M3: np.dtype(ml_dtypes.float8_e4m3fn),
     DType.I64: np.dtype(np.int64),
     DType.I32: np.dtype(np.int32),
     DType.I8: np.dtype(np.int8),
     DType.U2: np.dtype(np.uint8),  # a code in each byte; they are packed in files and kernels only
     DType.U4: np.dtype(np.uint8),
-    DType.U2: np.dtype(np.uint8),  # a code in each byte; they are packed in files and kernels only
-    DType.U4: np.dtype(np.uint8),
-    DType.U2: np.dtype(np.uint8),  # a code in each byte; they are packed in files and kernels only
-    DType.U4: np.dtype(np.uint8),
-    DType.U2: np.dtype(np.uint8),  # a code in each byte; they are packed in files and kernels only
-    DType.U4: np.dtype(np.uint8),
-    DType.U2: np.dtype(np.uint8),  # a code in each byte; they are packed in files and kernels only
-    DType.U4: np.dtype(np.uint8),
     DType.U8: np.dtype(np.uint8),
     DType.BOOL: np.dtype(np.bool_),
 }
-_PACKED_BITS = {DType.U2: 2, DType.U4: 4}
-_PACKED_BITS = {DType.U2: 2, DType.U4: 4}
-_PACKED_BITS = {DType.U2: 2, DType.U4: 4}
-_PACKED_BITS = {DType.U2: 2, DType.U4: 4}
 _PACKED_BITS = {DType.U2: 2, DType.U4: 4}
 
 
@@ -105,18 +89,6 @@ class Tensor:
     @property
     def rank(self) -> int:
         return len(self.shape)
-
-
-TOKEN, CHANNEL = "token", "channel"  # what shares a scale
-
-
-TOKEN, CHANNEL = "token", "channel"  # what shares a scale
-
-
-TOKEN, CHANNEL = "token", "channel"  # what shares a scale
-
-
-TOKEN, CHANNEL = "token", "channel"  # what shares a scale
 
 
 TOKEN, CHANNEL = "token", "channel"  # what shares a scale

@@ -63,22 +63,6 @@ def _format(stream: Stream) -> str:
     return str(stream.dtype) if stream.per == TOKEN else f"{stream.dtype} per {stream.per}"
 
 
-def _format(stream: Stream) -> str:
-    return str(stream.dtype) if stream.per == TOKEN else f"{stream.dtype} per {stream.per}"
-
-
-def _format(stream: Stream) -> str:
-    return str(stream.dtype) if stream.per == TOKEN else f"{stream.dtype} per {stream.per}"
-
-
-def _format(stream: Stream) -> str:
-    return str(stream.dtype) if stream.per == TOKEN else f"{stream.dtype} per {stream.per}"
-
-
-def _format(stream: Stream) -> str:
-    return str(stream.dtype) if stream.per == TOKEN else f"{stream.dtype} per {stream.per}"
-
-
 def print_attr(value: Any) -> str:
     """A literal, quoted string, list, element type or expression."""
     if isinstance(value, bool):
