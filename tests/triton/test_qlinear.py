@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from codegen.triton import CodegenError, find_device, generate
 from ir.build import GraphBuilder
 from ir.graph import Graph, Value
 from ir.ops.pointwise import ACTIVATIONS
 from ir.types import DType
-from tests.codegen.harness import Array, Chunk, arg, paged_builder, weight
+from tests.codegen.harness import Array, Chunk, arg, lower, paged_builder, weight
 from tests.triton.harness import TritonModel
 
 VOCAB = 64
@@ -173,7 +174,7 @@ def floats(name: str, c: Case, given: dict[str, Array]) -> Array:
 
 def rounded(x: Array, dtype: DType, group: int) -> Array:
     """x by way of codes: a group at a time, in f32 as a kernel is to compute them."""
-    out = np.zeros(x.shape)
+    out: Array = np.zeros(x.shape)
     most = np.float32(127 if dtype is I8 else 448)
     for row, to in zip(x.astype(np.float32), out, strict=True):
         for start in range(0, x.shape[1], group or x.shape[1]):
@@ -213,3 +214,18 @@ def every_case(tmp_path_factory: pytest.TempPathFactory) -> TritonModel:
 @pytest.mark.parametrize("count", [1, 17, 67])
 def test_every_case_is_close_to_float64(every_case: TritonModel, count: int) -> None:
     check(CASES, every_case, ids(count))
+
+
+def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(tmp_path: Path) -> None:
+    cases = {name: CASES[name] for name in ("u4 of u4 zeros", "i8 by u4 zeros")}
+    of, tokens = model(cases, tmp_path, invariant=True), ids(7)
+    together = run(of, tokens)
+    for start, size in [(0, 1), (6, 1), (2, 3)]:
+        assert np.array_equal(run(of, tokens[start : start + size]), together[start : start + size])
+
+
+def test_what_has_no_kernel_is_refused_by_name() -> None:
+    case = Case(16, 32, U4, 32, 8)
+    made = graph({"w": replace(case, q=DType.U2)})
+    with pytest.raises(CodegenError, match=r"no Triton kernel for qlinear: weights of type u2"):
+        generate(lower(made, "gpu"), find_device("cuda:sm_90"))

@@ -38,7 +38,7 @@ BUILT = [
     ("cuda:sm_80", "i8 by u4", ("mma", "mma"), "f8", {"kv_write_codes": "", "attention_decode": "mma"}),
     ("cuda:sm_90", "f8 by f8", ("mma", "wgmma"), "i8", {"attention_prefill": "wgmma"}),
     ("cuda:sm_100", "u4 gated", ("mma", "tcgen05"), "u4", {"kv_seal": "", "attention_decode": "mma"}),
-    ("hip:gfx942", "u4", ("mfma", "mfma"), "u4", {"kv_seal": "", "attention_prefill": "mfma"}),
+    ("hip:gfx942", "u4", ("mfma", "mfma"), "u4", {"kv_seal": "", "attention_decode": "mfma"}),
 ]
 
 
