@@ -62,7 +62,7 @@ def _kv_group(kv: KV) -> dict[str, Any]:
         {"name": s.name, "dtype": str(s.dtype), "per": s.per, "heads": s.heads, "head_size": s.head_size}
         for s in kv.streams
     ]
-    per_token = kv.bytes_per_token
+    per_token = kv.bytes_per_block / kv.block
     return {
         "layers": kv.layers,
         "window": kv.window,

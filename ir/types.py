@@ -98,8 +98,8 @@ TOKEN, CHANNEL = "token", "channel"  # what shares a scale
 class Stream:
     """One array that a KV group keeps per token and layer: [heads, head_size] elements of dtype.
 
-    Codes have scales, of f16: one for each token and head (`per` token), or one for each head and channel of a
-    block (`per` channel). Codes of u4 and u2 have a minimum beside each: x = code * scale + minimum.
+    Codes have scales, of f16: one for each token and head (`per` token), or one for each head and channel of
+    a block (`per` channel). Codes of u4 and u2 have a minimum beside each: x = code * scale + minimum.
     """
 
     name: str
@@ -167,9 +167,9 @@ class KV:
         return self.layers * sum(s.bytes_per_block(self.block) for s in self.streams)
 
     @property
-    def bytes_per_token(self) -> float:
-        """A block's bytes over its tokens; whole where no scale is shared by tokens."""
-        return self.bytes_per_block / self.block
+    def bytes_per_token(self) -> int:
+        """A block's bytes over its tokens, rounded up where tokens share a scale."""
+        return -(-self.bytes_per_block // self.block)
 
 
 Type = Tensor | KV
