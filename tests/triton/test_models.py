@@ -5,6 +5,7 @@ CPU's, which tests/model compares with transformers.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,12 +70,19 @@ def test_logits_are_those_of_the_cpu_target(
         assert np.abs(want - have).max() < TOLERANCE * want.std(), request
 
 
+INT4 = {"quantize": "int4", "kv": "int4", "block": 16}
+
+
+@pytest.mark.parametrize("quantized", [{}, INT4], ids=["f32", "int4"])
 def test_an_invariant_models_bits_do_not_depend_on_chunks_or_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantized: dict[str, Any]
 ) -> None:
+    """Of int4 with activations in i8 and keys whose scales are a block's."""
     monkeypatch.setattr(compiler.trial, "MAX_INTERPRETED", 0)
     source = checkpoint("llama", tmp_path / "llama")
-    out = compiler.compile(source, tmp_path / "m.octavo", target="triton-interpret", invariant=True)
+    out = compiler.compile(
+        source, tmp_path / "m.octavo", target="triton-interpret", invariant=True, **quantized
+    )
     multiply_by_element(monkeypatch)
     ids, other = (np.random.default_rng(n).integers(0, tiny.VOCAB, n).tolist() for n in (38, 20))
     stepper = Stepper(out, 64, target="triton-interpret")
