@@ -61,7 +61,7 @@ def quantized(x: Array, s: Stream) -> dict[str, Array]:
         scaled = (
             (x - np.expand_dims(low.astype(np.float32), axis)) * inverse if s.has_minimum else x * inverse
         )
-    scaled = np.clip(scaled, 0 if s.has_minimum else -largest, largest)
+    scaled = np.clip(np.nan_to_num(scaled, nan=0.0), 0 if s.has_minimum else -largest, largest)
     codes = scaled.astype(ml_dtypes.float8_e4m3fn) if s.dtype is DType.F8E4M3 else np.rint(scaled)
     found = {"codes": codes.astype(s.dtype.numpy), "scale": scale}
     return found | ({"minimum": low} if s.has_minimum else {})
