@@ -21,9 +21,9 @@ SHARED_KEYS = ("int8", "fp8")  # KV formats whose channels share a token's scale
 KV = ("f32", "bf16", "int8", "fp8", "int4", "int2")
 TYPICAL = 4096  # inputs of a matrix
 HEAD = "int8"  # of the output layer and the embedding table beside int4: they are the most sensitive by far
-# The mean KL in nats past which a compile is refused. They are some three times what a model of 135 million
+# The mean KL in nats past which a compile is refused. They are three times or more what a model of 135 million
 # parameters has with the default algorithms; larger models have less.
-MAX_KL = {"int4": 1.0, "int8": 0.05, "fp8": 0.2, AUTO: 0.1, OWN: 0.05}
+MAX_KL = {"int4": 0.7, "int8": 0.02, "fp8": 0.2, AUTO: 0.1, OWN: 0.05}
 MAX_KL_KV = {"f32": 0.0, "bf16": 0.01, "int8": 0.01, "fp8": 0.1, "int4": 0.15, "int2": 4.0}
 
 

@@ -32,7 +32,7 @@ def test_lines_say_what_the_manifest_holds() -> None:
     assert quality(found) == [
         "weights int4 in groups of 32 by gptq, activations int8, kv int8; 1 layers raised",
         "mean KL 0.2135 nats, 99th percentile 1.5, top-1 agreement 73.1%, perplexity times 1.25, over 1,024 "
-        "positions of held-out text; bound 1.03",
+        "positions of held-out text; bound 0.73",
         *(f"{n}.00% u4 g32 model.layers.{n}.mlp" for n in (6, 5, 4, 3, 2)),
         "and 2 layers of less error (--json lists all)",
     ]
