@@ -282,15 +282,39 @@ def _tokenizer(top: Fields) -> tuple[str, ...]:
 
 
 def _groups(top: Fields) -> tuple[KVGroup, ...]:
-    groups = tuple(_group(fields) for fields in top.objects("kv_groups", 256))
+    fields = list(top.objects("kv_groups", 256))
+    groups = tuple(map(_group, fields))
     if len({group.block for group in groups}) > 1:
         raise top.bad("kv_groups", "of one block size")
-    tailed = [
-        any(_is_per_channel(s) for s in g.objects("streams", 16)) for g in top.objects("kv_groups", 256)
-    ]
-    if sum(tailed) != sum(group.tail for group in groups):
-        raise top.bad("kv_groups", "with a tail for each group whose tokens share scales")
+    _check_tails(top, fields, [group.tail for group in groups])
     return groups
+
+
+def _check_tails(top: Fields, groups: list[Fields], tails: list[bool]) -> None:
+    """One for each group whose tokens share scales, of the same layers and heads, after all others."""
+    sealed = [_heads(g) for g, tail in zip(groups, tails, strict=True) if not tail and _shares_scales(g)]
+    if sealed != [_heads(g) for g, tail in zip(groups, tails, strict=True) if tail]:
+        raise top.bad("kv_groups", "with a tail for each group whose tokens share scales")
+    if tails != sorted(tails):
+        raise top.bad("kv_groups", "with tails after all others")
+    for group in (g for g, tail in zip(groups, tails, strict=True) if tail):
+        if group.value.get("window") is not None:
+            raise group.bad("window", "null: it is a tail")
+        for stream in group.objects("streams", 16):
+            if stream.text("dtype") in KV_SCALES:
+                raise stream.bad("dtype", "of plain elements: it is of a tail")
+
+
+def _heads(group: Fields) -> tuple[Any, ...]:
+    """What a group and its tail have in common."""
+    streams = [
+        (s.text("name"), s.integer("heads"), s.integer("head_size")) for s in group.objects("streams", 16)
+    ]
+    return group.integer("layers"), *streams
+
+
+def _shares_scales(group: Fields) -> bool:
+    return any(_is_per_channel(stream) for stream in group.objects("streams", 16))
 
 
 def _group(fields: Fields) -> KVGroup:
@@ -312,6 +336,8 @@ def _stream_bytes(stream: Fields, block: int) -> int:
     dtype, heads, size = stream.text("dtype"), stream.integer("heads", 1), stream.integer("head_size", 1)
     if dtype not in KV_BITS:
         raise stream.bad("dtype", f"one of {', '.join(KV_BITS)}")
+    if KV_BITS[dtype] < 8 and block % 16:
+        raise stream.bad("dtype", f"of whole bytes: codes of {dtype} lie in strips of 16 tokens")
     filled = size if KV_BITS[dtype] >= 8 else -(-size // 16) * 16
     shared = size if _is_per_channel(stream) else block
     return heads * (block * filled * KV_BITS[dtype] // 8 + KV_SCALES.get(dtype, 0) * shared * 2)
@@ -323,6 +349,8 @@ def _is_per_channel(stream: Fields) -> bool:
         return False
     if stream.text("per") not in ("token", "channel"):
         raise stream.bad("per", "token or channel")
+    if stream.text("per") == "channel" and stream.text("dtype") not in ("u4", "u2"):
+        raise stream.bad("per", "token: codes of u4 and u2 alone share scales by channel")
     return stream.text("per") == "channel"
 
 

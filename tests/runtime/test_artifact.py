@@ -121,6 +121,24 @@ def test_groups_of_codes_have_scales_and_tails(tmp_path):
             Artifact.open(made.write(tmp_path / "b", raw=raw))
 
 
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ([TAIL, PACKED], "tails after all others"),
+        ([PACKED, TAIL | {"window": 3}], "null: it is a tail"),
+        ([PACKED, kv_group(True, 1664, "i8 i8", "token token", 104)], "of plain elements"),
+        ([PACKED | {"tail": True}], "a tail for each group"),
+        ([PACKED, TAIL | {"layers": 2, "bytes_per_token": 384, "block_bytes": 6144}], "a tail for each"),
+        ([kv_group(False, 1728, "i8 i8", "channel token", 108), TAIL], "u4 and u2 alone share scales"),
+        ([PACKED | {"block": 8, "bytes_per_token": 104, "block_bytes": 832}, TAIL], "strips of 16 tokens"),
+    ],
+)  # fmt: skip
+def test_a_tail_is_of_one_group_and_plain(tmp_path, groups, said):
+    raw = made.manifest(made.default_files(), kv_groups=groups)
+    with pytest.raises(ArtifactError, match=said):
+        Artifact.open(made.write(tmp_path, raw=raw))
+
+
 def test_a_version_without_tails_is_read(tmp_path):
     raw = made.manifest(made.default_files(), version=1)
     assert not Artifact.open(made.write(tmp_path, raw=raw)).manifest.kv_groups[0].tail
