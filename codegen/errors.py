@@ -36,6 +36,13 @@ class BuildError(RuntimeError):
         return "\n".join(self.args)
 
 
+class PackError(BuildError):
+    """Weights that no kernel can read: a number among them is none."""
+
+    def __init__(self, what: str, name: str) -> None:
+        super().__init__(what, where=f"weights {name}", todo="Get an undamaged copy of the checkpoint")
+
+
 def describe(op: Op) -> str:
     """An op's text without what passes have noted on it."""
     shown = {name: value for name, value in op.attrs.items() if name not in ANNOTATIONS}

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from codegen.errors import PackError
 from ir.graph import Value, Weight, tensor_of
 from ir.types import DType
 
@@ -81,7 +82,7 @@ class Matrix:
     def pack(self, name: str, parts: tuple[Array | None, ...], out: Array) -> None:
         """Rows of codes, scales, zeros and offsets into panels, out [rows / 16, panel_bytes].
 
-        Raises ValueError with the matrix's name where one is no finite number.
+        Raises PackError with the matrix's name where one is no finite number.
         """
         codes, *numbers = parts
         assert codes is not None
@@ -100,16 +101,16 @@ class Matrix:
         if kind is DType.I8:
             shifted = values.astype(np.int32) - self.shift
             if shifted.min(initial=0) < -128 or shifted.max(initial=0) > 127:
-                raise ValueError(f"{name} has a zero that is no code")
+                raise PackError("a zero is no code", name)
             return shifted.astype(np.int8)
         if not np.isfinite(values.astype(np.float32)).all():
-            raise ValueError(f"{name} has a scale or an offset that is not finite")
+            raise PackError("a scale or an offset is not finite", name)
         return values.astype(kind.numpy)
 
     def _quads(self, name: str, codes: Array, panels: int) -> Array:
         """[panels, bytes]: elements of K by four, as include/quant.h says."""
         if self.dtype is DType.F8E4M3 and np.isnan(codes.astype(np.float32)).any():
-            raise ValueError(f"{name} has a code that is not a number")
+            raise PackError("a code is not a number", name)
         raw = np.ascontiguousarray(codes.astype(self.dtype.numpy, copy=False)).view(np.uint8)
         raw = raw ^ np.uint8(SHIFT) if self.shift else raw
         filled = np.pad(raw, ((0, 0), (0, -raw.shape[1] % DEPTH)))

@@ -20,7 +20,8 @@ from compiler.quantization.options import AUTO, NONE, OWN, SHARED_KEYS, Quantiza
 from compiler.quantization.store import Store
 from compiler.weights import read_as
 from ir.dims import evaluate
-from ir.graph import Graph, tensor_of
+from ir.graph import Graph, Weight, tensor_of
+from ir.types import DType
 from passes.paging.formats import FORMATS, KeyGrid
 from passes.quantize_activations import QuantizeActivations
 from passes.quantize_kv import QuantizeKv
@@ -33,6 +34,7 @@ CALIBRATION_TOKENS, HELD_OUT_TOKENS = 12288, 2048
 FEW_TOKENS = 4096  # too few of them to calibrate well with
 RANDOM_TOKENS = 2048  # where there is no tokenizer to read a text with
 FITTED = ("int4", "int8")  # formats whose codes are fitted to text
+FLOATS = (DType.F16, DType.BF16, DType.F32)
 Report = Callable[[int, int], None]
 
 
@@ -78,7 +80,7 @@ class Decision:
         """
         formats = {name: self._format(uses) for name, (_, uses) in self.matrices.items()}
         if weights:
-            self._check_finite(formats)
+            self._check_values(formats)
         fitted = self._fit(formats) if weights else Fitted()
         return self._decided(formats, fitted)
 
@@ -104,22 +106,35 @@ class Decision:
         head = any(use.op.kind == "embed" or use.op.out.name == logits for use in uses)
         return self.asked.format_of(paths(uses), head=head)
 
-    def _check_finite(self, formats: Mapping[str, str]) -> None:
-        """Of every weight that a quantised matrix is made of. Raises CompileError."""
-        chosen = [uses for name, (_, uses) in self.matrices.items() if formats[name] != NONE]
-        quantized = {path for uses in chosen for path in _own(uses)}
+    def _check_values(self, formats: Mapping[str, str]) -> None:
+        """Of every weight that a quantised matrix is made of, and of the scales of a grid of its own. Raises
+        CompileError.
+        """
+        chosen = {name: format for name, format in formats.items() if format != NONE}
+        by_module = {path: format for name, format in chosen.items() for path in _own(self.matrices[name][1])}
         for name in self._weights:
             module = name.rpartition(".")[0] or name
-            if module in quantized or formats.get(name, NONE) != NONE:
-                self._check_weight(name, module)
+            format = by_module.get(module, chosen.get(name))
+            if format is not None:
+                self._check_weight(name, module, self.asked.grid(format))
+        for name in _of_own_grids(self.graph):
+            self._check_weight(name, "", None)
 
-    def _check_weight(self, name: str, module: str) -> None:
+    def _check_weight(self, name: str, module: str, grid: Grid | None) -> None:
+        """grid: what it will be on; None: it is a part of a grid of its own."""
         array = np.atleast_1d(self.imported.weights.read(name))
-        count = sum(int(np.isfinite(array[lo : lo + ROWS]).sum()) for lo in range(0, len(array), ROWS))
-        if count < array.size:
-            what = f"{array.size - count:,} of {array.size:,} weights are NaN or infinite"
-            todo = f"Get an undamaged copy, or keep it as it is: --keep {module}"
-            raise CompileError(what, where=f"tensor {name!r}", todo=todo)
+        count, largest = 0, 0.0
+        for lo in range(0, len(array), ROWS):
+            part = np.asarray(array[lo : lo + ROWS], np.float32)
+            count += int(part.size - np.isfinite(part).sum())
+            largest = max(largest, float(np.abs(part).max(initial=0)))
+        keep = f", or keep it as it is: --keep {module}" if grid else ""
+        if count:
+            what = f"{count:,} of {array.size:,} {'weights' if grid else 'numbers'} are NaN or infinite"
+            raise CompileError(what, where=f"tensor {name!r}", todo=f"Get an undamaged copy{keep}")
+        if grid is not None and array.ndim > 1 and largest > grid.largest:
+            what = f"weights up to {largest:.1e} need scales beyond {grid.scale}"
+            raise CompileError(what, where=f"tensor {name!r}", todo=f"Get an undamaged copy{keep}")
 
     def _fit(self, formats: Mapping[str, str]) -> Fitted:
         grids = self._grids(formats) if self.asked.calibrates else {}
@@ -209,6 +224,13 @@ def _own(uses: list[MatrixUse]) -> list[str]:
     """Of the weights that it is made of, where there are any: ops of several matrices may share a module."""
     found = [path for use in uses for path in use.paths[1:] if path] or paths(uses)
     return list(dict.fromkeys(found))
+
+
+def _of_own_grids(graph: Graph) -> list[str]:
+    """Weights that are scales, offsets or float codes, as a checkpoint has them."""
+    found = [arg for op in graph.ops if op.kind == "dequantize" for arg in op.args]
+    weights = {arg.name: tensor_of(arg).dtype for arg in found if isinstance(arg, Weight)}
+    return [name for name, dtype in weights.items() if dtype in (*FLOATS, DType.F8E4M3)]
 
 
 def _check_keep(asked: Quantization, matrices: list[list[str]]) -> None:

@@ -64,6 +64,12 @@ class Grid:
             return 0.0, 15.0
         return (-8.0, 7.0) if self.dtype is DType.U4 else (-127.0, 127.0)
 
+    @property
+    def largest(self) -> float:
+        """What a weight may be at most, so that scales and offsets are numbers of their type."""
+        most = float(ml_dtypes.finfo(self.scale.numpy).max)
+        return most * (-self.limits[0] if self.symmetric else 1.0)
+
     def groups(self, inputs: int) -> list[tuple[int, int]]:
         """First and last row of each group; the last one may be shorter."""
         size = self.group or max(inputs, 1)

@@ -10,6 +10,7 @@ import pytest
 
 from codegen import cpp
 from codegen.cpp.pack import pack_weights
+from codegen.errors import PackError
 from ir.graph import Graph
 from ir.types import DType
 from tests.codegen.harness import Arrays, Chunk, Model, arg, load_packed, lower, paged_builder, weight
@@ -137,7 +138,7 @@ def test_what_is_not_finite_is_named(part: str, tmp_path: Path) -> None:
     x = b.op("embed", arg(b, "ids"), weight("mlp.x", 48, case.k))
     linear = b.op("qlinear", x, *operands("mlp", case).values(), group_size=case.group, dtype="f32")
     generated = cpp.generate(lower(b.graph([linear])))
-    with pytest.raises(ValueError, match="mlp.q.panels has a scale or an offset that is not finite"):
+    with pytest.raises(PackError, match="mlp.q.panels: a scale or an offset is not finite"):
         cpp.pack(generated, Arrays(weights), tmp_path / "w")
 
 

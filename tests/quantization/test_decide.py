@@ -124,6 +124,25 @@ def test_a_matrix_that_is_not_finite_is_refused_by_name(
         made.first()
 
 
+@pytest.mark.parametrize(
+    ("asked", "most"),
+    [
+        (Quantization("int4", algorithm="rtn"), 8 * 65504),
+        (Quantization("int4", algorithm="rtn", symmetric=False), 65504),
+        (Quantization("int8", algorithm="rtn"), 127 * 65504),
+    ],
+)
+def test_weights_whose_scales_are_beyond_their_type_are_refused_by_name(
+    tmp_path: Path, asked: Quantization, most: float
+) -> None:
+    name = "model.layers.1.attn.o.weight"
+    for value in (most, -most):
+        made = decision(tmp_path, asked, imported(name, value))
+        made.first().run(made.graph)
+        with pytest.raises(CompileError, match=f"tensor '{name}': weights up to .* beyond f16"):
+            decision(tmp_path, asked, imported(name, value * 1.01)).first()
+
+
 def test_a_matrix_that_is_kept_may_be_anything(tmp_path: Path) -> None:
     broken = imported("model.embed.weight", np.nan)
     made = decision(tmp_path, Quantization("int8", algorithm="rtn", keep=("lm_head",)), broken)
