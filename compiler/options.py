@@ -12,7 +12,7 @@ from compiler.importers.model import MAX_CONTEXT
 from compiler.quantization.options import Quantization, check_quantization
 from compiler.targets import Target
 from ir.types import DType
-from passes.paging.formats import default_block
+from passes.paging.formats import FORMATS, default_block
 
 DTYPES = ("f32", "bf16")
 
@@ -60,6 +60,10 @@ def check_options(options: Options) -> None:
     if options.block is not None and options.block not in BLOCKS:
         sizes = ", ".join(map(str, BLOCKS))
         what, todo = "not a number of tokens of a KV block", f"There are {sizes}"
+        raise CompileError(what, where=f"--block {options.block}", todo=todo)
+    strip = FORMATS[kv].block_strip if (kv := options.quantization.kv or "") in FORMATS else 1
+    if options.block is not None and options.block % strip:
+        what, todo = f"codes of {kv} are packed {strip} tokens at a time", "Leave it out, or give --block 64"
         raise CompileError(what, where=f"--block {options.block}", todo=todo)
     if options.check and not options.weights:
         what = "it runs the model, which needs its weights"

@@ -17,12 +17,14 @@ WEIGHTS = ("int4", "int8", "fp8", AUTO, OWN, NONE)
 GROUPS = {"int4": (32, 64, 128), "int8": (32, 64, 128, 0), "fp8": (0,)}
 ALGORITHMS = ("rtn", "gptq", "awq")
 ACTIVATIONS = ("int8", "int8-token", "fp8", NONE)
+_INTEGERS = {"int4", "int8", AUTO, OWN}
+BESIDE = {"int8": _INTEGERS, "int8-token": _INTEGERS, "fp8": {"fp8", OWN}}  # weights, by activations
 SHARED_KEYS = ("int8", "fp8")  # KV formats whose channels share a token's scale, and gain by a static one
 KV = ("f32", "bf16", "int8", "fp8", "int4", "int2")
 TYPICAL = 4096  # inputs of a matrix
 HEAD = "int8"  # of the output layer and the embedding table beside int4: they are the most sensitive by far
-# The mean KL in nats past which a compile is refused. They are three times or more what a model of 135 million
-# parameters has with the default algorithms; larger models have less.
+# The mean KL in nats past which a compile is refused. They are three times or more what a model of 135
+# million parameters has with the default algorithms; larger models have less.
 MAX_KL = {"int4": 0.7, "int8": 0.02, "fp8": 0.2, AUTO: 0.1, OWN: 0.05}
 MAX_KL_KV = {"f32": 0.0, "bf16": 0.01, "int8": 0.01, "fp8": 0.1, "int4": 0.15, "int2": 4.0}
 
@@ -56,6 +58,11 @@ class Quantization:
     def changes(self) -> bool:
         """Whether the model computes other numbers than its checkpoint's."""
         return replace(self, weights=NONE).any or self.weights not in (OWN, NONE)
+
+    @property
+    def formats(self) -> set[str]:
+        """That weights are asked for in, by rules too."""
+        return {self.weights, *(rule.rpartition("=")[2] for rule in self.keep if "=" in rule)} - {NONE}
 
     @property
     def quantizes_activations(self) -> bool:
@@ -136,12 +143,29 @@ def check_quantization(q: Quantization) -> None:
         raise CompileError(
             "no bound", where=f"--max-kl {q.max_kl}", todo="Give a number of nats, such as 0.1"
         )
-    if q.keep and q.weights == NONE:
-        raise CompileError("nothing is quantised", where="--keep", todo="Give --quantize too")
+    _check_useless(q)
     for rule in q.keep:
         _check_rule(rule)
     if q.calibration is not None:
         _check_calibration(q, q.calibration)
+
+
+def _check_useless(q: Quantization) -> None:
+    """An option that would do nothing is a mistake."""
+    if q.keep and q.weights == NONE:
+        raise CompileError("nothing is quantised", where="--keep", todo="Give --quantize too")
+    if q.algorithm is not None and q.weights == NONE:
+        raise CompileError(
+            "nothing is quantised", where=f"--algorithm {q.algorithm}", todo="Give --quantize too"
+        )
+    if q.quantizes_activations and not q.formats & BESIDE[q.activations or NONE]:
+        todo = f"Leave it out, or give --quantize {'fp8' if q.activations == 'fp8' else 'int4 or int8'}"
+        what = "no weights are quantised that it goes with"
+        raise CompileError(what, where=f"--activations {q.activations}", todo=todo)
+    if q.max_kl is not None and not q.any:
+        raise CompileError(
+            "nothing is quantised", where=f"--max-kl {q.max_kl}", todo="Give --quantize or --kv too"
+        )
 
 
 def _check_calibration(q: Quantization, path: Path) -> None:

@@ -15,6 +15,7 @@ from ir.types import KV
 from runtime.tokenizer import Tokenizer
 
 CALIBRATION, HELD_OUT = "calibration", "heldout"
+LONGEST = 1 << 22  # characters that are read of a user's text: some hundred for each token that is used
 FEWEST = 2  # tokens of a window that say something of the model
 RANDOM = "random tokens, for want of a tokenizer"
 
@@ -37,12 +38,16 @@ def default_text(name: str) -> str:
 
 
 def read_text(path: Path) -> str:
-    """A user's text. Raises CompileError."""
+    """A user's text, LONGEST characters of it. Raises CompileError."""
     todo = "Give a text file in UTF-8 of what the model will be used for"
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe is empty when read again
+            raise CompileError("it is no file", where=f"--calibration {path}", todo=todo)
+        with path.open(encoding="utf-8-sig") as file:
+            text = file.read(LONGEST)
+    except (OSError, ValueError) as error:
         what = getattr(error, "strerror", None) or "it is no text in UTF-8"
+        what = "it is no path" if "\0" in str(path) else what
         raise CompileError(what, where=f"--calibration {path}", todo=todo) from error
     if not text.strip():
         raise CompileError("it is empty", where=f"--calibration {path}", todo=todo)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from compiler import arguments
 from compiler.errors import CompileError
+from compiler.options import Options, check_options
 from compiler.quantization.options import Quantization, check_quantization, matches
 
 
@@ -88,6 +90,13 @@ def test_a_grid_of_its_own_is_left_but_for_what_rules_name() -> None:
         (dict(weights="int4", keep=("",)), "--keep "),
         (dict(weights="int4", keep=("a=int5",)), "--keep a=int5"),
         (dict(keep=("a",)), "--keep"),
+        (dict(algorithm="rtn"), "--algorithm rtn"),
+        (dict(activations="int8"), "--activations int8"),
+        (dict(weights="fp8", activations="int8-token"), "--activations int8-token"),
+        (dict(weights="int4", activations="fp8"), "--activations fp8"),
+        (dict(kv="bf16", max_kl=0.1), "--max-kl 0.1"),
+        (dict(weights="int4", calibration=Path("a\0b")), "--calibration a\0b"),
+        (dict(weights="int4", calibration=Path("/")), "--calibration /"),
         (dict(weights="int4", max_kl=-1.0), "--max-kl -1.0"),
         (dict(weights="int4", max_kl=float("nan")), "--max-kl nan"),
         (dict(weights="int4", max_kl=float("inf")), "--max-kl inf"),
@@ -97,6 +106,29 @@ def test_what_no_compile_has_is_refused(given: dict[str, Any], where: str) -> No
     with pytest.raises(CompileError) as refused:
         check_quantization(Quantization(**given))
     assert refused.value.where == where and refused.value.todo
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        dict(weights="fp8", activations="fp8"),
+        dict(weights="int4", keep=("lm_head=fp8",), activations="fp8"),
+        dict(weights="fp8", keep=("a=int8",), activations="int8"),
+        dict(weights="own", activations="fp8"),
+        dict(kv="int8", max_kl=0.0),
+        dict(activations="none"),
+    ],
+)
+def test_what_does_something_is_not_refused(given: dict[str, Any]) -> None:
+    check_quantization(Quantization(**given))
+
+
+@pytest.mark.parametrize(("kv", "block", "fits"), [("int4", 8, False), ("int2", 8, False), ("int8", 8, True),
+                                                   ("int4", 16, True), (None, 8, True)])  # fmt: skip
+def test_blocks_hold_whole_strips_of_codes(kv: str | None, block: int, fits: bool) -> None:
+    asked = Options(block=block, quantization=Quantization(kv=kv))
+    with nullcontext() if fits else pytest.raises(CompileError, match="--block 8: codes of"):
+        check_options(asked)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 import compiler
 from compiler.errors import CompileError
 from compiler.quantization import text
-from compiler.quantization.text import FEWEST, RANDOM, packed, read_text, windows
+from compiler.quantization.text import FEWEST, LONGEST, RANDOM, packed, read_text, windows
 
 
 class Letters:
@@ -40,6 +41,10 @@ def test_a_text_of_nothing_is_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(CompileError, match=f"--calibration .*{name}: it is"):
             read_text(tmp_path / name)
+    os.mkfifo(tmp_path / "pipe")  # which would be waited for
+    for strange in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(CompileError, match=f"--calibration {strange}: it is no file"):
+            read_text(strange)
     with pytest.raises(CompileError, match="No such file"):
         read_text(tmp_path / "none")
     with pytest.raises(CompileError, match="directory"):
@@ -74,3 +79,9 @@ def test_wheels_carry_the_texts() -> None:
     project = tomllib.loads((root.parent / "pyproject.toml").read_text())
     (pattern,) = project["tool"]["setuptools"]["package-data"]["compiler.quantization"]
     assert {p.stem for p in (root / "quantization").glob(pattern)} == {text.CALIBRATION, text.HELD_OUT}
+
+
+def test_of_a_long_text_only_the_beginning_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "long"
+    path.write_bytes(b"\xef\xbb\xbf" + "é".encode() * (LONGEST + 5))  # with a mark of its byte order
+    assert read_text(path) == "é" * LONGEST
