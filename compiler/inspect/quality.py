@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from runtime.errors import MAX_PART, one_line, shorten
+
 WORST = 5  # layers that are listed
 
 
@@ -14,8 +16,8 @@ def quality(entry: Mapping[str, Any] | None) -> list[str]:
     if entry is None:
         return []
     try:
-        return [_formats(entry), *_error(entry)]
-    except (KeyError, TypeError, ValueError):
+        return [shorten(one_line(text), MAX_PART) for text in (_formats(entry), *_error(entry))]
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
         return ["in a way that this version cannot read (--json shows it)"]
 
 

@@ -55,3 +55,19 @@ def test_a_divergence_that_is_no_number_is_refused() -> None:
         decided = Decided(measured=Measured(Divergence(kl, 1, 0, 1, 3), LAYERS, "held-out text"))
         with pytest.raises(CompileError, match="too far from what it was"):
             report.check(ASKED, decided)
+
+
+STRANGE = [None, True, -1, 10**400, 1e308, "x", "\x1b[31m\n", "y" * 10**5, [], {}, [1], [None], {"a": 1}]
+
+
+@pytest.mark.parametrize("value", STRANGE, ids=lambda v: repr(v)[:8])
+def test_entries_of_any_kind_are_shown_in_short_lines(value: Any) -> None:
+    """A manifest may hold anything where nothing checks it."""
+    whole = entry(Divergence(0.2, 1.5, 0.7, 1.25, 9)) | {"raised": ["a"]}
+    places = [(whole, k) for k in whole] + [(whole["error"], k) for k in whole["error"]]
+    for holder, key in [*places, *((whole["error"]["layers"][0], k) for k in whole["error"]["layers"][0])]:
+        kept, holder[key] = holder[key], value
+        lines = quality(whole)
+        assert lines and all(line.isprintable() and len(line) <= 4000 for line in lines)
+        holder[key] = kept
+    assert isinstance(quality(value), list)
