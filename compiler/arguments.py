@@ -64,9 +64,7 @@ KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "calibration": (_or_none(_is_path), "Give the path of a text file, or None"),
     "max_kl": (_or_none(_is_real), "Give a number of nats, or None"),
     **dict.fromkeys(("algorithm", "activations", "kv"), (_or_none(_is_text), "Give a name, or None")),
-    **dict.fromkeys(
-        ("symmetric", "invariant", "weights", "check", "cache", "force"), (_is_switch, "Give True or False")
-    ),
+    **dict.fromkeys(SWITCHES, (_is_switch, "Give True or False")),
 }
 
 

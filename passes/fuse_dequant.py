@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
+from ir.build import trim
 from ir.graph import Arg, Graph, Op, Value
 from ir.rewrite import Miss, Replacement, Rule, View, rewrite
 from ir.types import KV, TOKEN, Stream
@@ -29,7 +30,7 @@ def _linear(op: Op, view: View) -> Replacement | Miss | None:
         return _why_not(op, view)
     x, x_attrs = _input(op, view)
     parts = [part_of(view, op.args[1], i) for i in range(NUM_PARTS)]
-    args = _trimmed([x, *parts, operand(op, 2), operand(op, 3)])
+    args = trim([x, *parts, operand(op, 2), operand(op, 3)])
     return view.op("qlinear", *args, **{**op.attrs, **x_attrs, **_grid(codes), "dtype": str(dtype(op.out))})
 
 
@@ -62,7 +63,7 @@ def _embed(op: Op, view: View) -> Replacement | None:
     if codes is None:
         return None
     parts = [part_of(view, op.args[1], i) for i in range(NUM_PARTS)]
-    return view.op("qembed", op.args[0], *_trimmed(parts), **{**_grid(codes), "dtype": str(dtype(op.out))})
+    return view.op("qembed", op.args[0], *trim(parts), **{**_grid(codes), "dtype": str(dtype(op.out))})
 
 
 def _kv_write(op: Op, view: View) -> Replacement | None:
@@ -85,13 +86,6 @@ def _exact(view: View, arg: Arg, stream: Stream) -> Arg:
     if given != (stream.dtype, 0, "f16") or stream.per != TOKEN:
         return arg
     return made.args[0]
-
-
-def _trimmed(args: list[Arg]) -> list[Arg]:
-    """Without absent operands at the end."""
-    while args and args[-1] is None:
-        args.pop()
-    return args
 
 
 RULES = (

@@ -152,7 +152,7 @@ class Decision:
         tables = {
             name for name, (_, uses) in self.matrices.items() if any(u.op.kind == "embed" for u in uses)
         }
-        fitted = {name: f for name, f in formats.items() if f in ("int4", "int8") and name not in tables}
+        fitted = {name: f for name, f in formats.items() if f in FITTED and name not in tables}
         return {name: self.asked.grid(format) for name, format in fitted.items()}
 
     def _calibration_text(self) -> text.Windows:

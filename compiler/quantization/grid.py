@@ -13,13 +13,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ir.ops.quantize import LARGEST, SYMMETRIC_ZERO, dequantize
 from ir.types import DType
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 FACTORS = (0.65, 0.72, 0.79, 0.86, 0.93, 1.0, 1.07)  # of the range that holds every weight
 REFINEMENTS = 2
-F8_MAX = 448.0  # of e4m3 (arXiv 2209.05433)
 
 
 class UnfitError(ValueError):
@@ -53,16 +53,14 @@ class Grid:
     @property
     def zero(self) -> int:
         """The code of 0 where the grid is symmetric: codes of u4 are stored from 0 on."""
-        return 8 if self.dtype is DType.U4 and self.symmetric else 0
+        return SYMMETRIC_ZERO if self.dtype is DType.U4 and self.symmetric else 0
 
     @property
     def limits(self) -> tuple[float, float]:
         """The least and the largest code, less the zero."""
-        if self.dtype is DType.F8E4M3:
-            return -F8_MAX, F8_MAX
         if not self.symmetric:
             return 0.0, 15.0
-        return (-8.0, 7.0) if self.dtype is DType.U4 else (-127.0, 127.0)
+        return (-8.0, 7.0) if self.dtype is DType.U4 else (-LARGEST[self.dtype], LARGEST[self.dtype])
 
     @property
     def largest(self) -> float:
@@ -174,13 +172,7 @@ class Quantized:
 
     def values(self) -> Array:
         """The matrix [N, K] that it stands for, in f32."""
-        size = self.grid.group or max(self.codes.shape[1], 1)
-
-        def wide(a: Array) -> Array:
-            return np.repeat(a.astype(np.float32), size, 1)[:, : self.codes.shape[1]]
-
-        found = (self.codes.astype(np.float32) - self.grid.zero) * wide(self.scale)
-        return found if self.offset is None else found + wide(self.offset)
+        return dequantize(self.codes, self.scale, self.grid.zero, self.offset, self.grid.group)
 
 
 def stored(grid: Grid, codes: Array, params: list[Params]) -> Quantized:

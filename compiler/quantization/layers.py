@@ -39,7 +39,6 @@ class LayerErrors:
         self._read = read
         self._makers = found.producers()
         parts = {op.outs[0].name: self._part(op, found) for op in expected.ops}
-        parts = {op.outs[0].name: self._part(op, found) for op in expected.ops}
         self._parts = {name: part for name, part in parts.items() if part is not None}
         self._ops = {op.outs[0].name: op for op in expected.ops if op.outs[0].name in self._parts}
         self._sums: dict[str, list[float]] = {}  # squares of errors and of outputs
