@@ -35,7 +35,7 @@ def _cpu_scratch(op: Op) -> Dim:
     if op.kind == "linear":  # rows of floats, of an even number of them
         *rows, width = tensor_of(op.args[0]).shape
         return normalize(sympy.Integer(4) * product(tuple(rows)) * (-(-int(cast(Any, width)) // 2) * 2))
-    if op.kind == "qlinear":  # the same, of a multiple of 32: codes, or floats, and what quantising them gives
+    if op.kind == "qlinear":  # the same, of a multiple of 32: codes or floats, and what quantising gives
         *rows, width = tensor_of(op.args[0]).shape
         return normalize(sympy.Integer(4) * product(tuple(rows)) * (-(-int(cast(Any, width)) // 32) * 32))
     if op.kind == "paged_attention":

@@ -29,7 +29,7 @@ from ir.types import DType
 DATA = Path(__file__).parent.parent / "data/quantized.safetensors"
 FILE = SafetensorsFile(DATA)
 with safe_open(DATA, "np") as opened:
-    CONFIGS: dict[str, Any] = {case: json.loads(text) for case, text in opened.metadata().items()}
+    CONFIGS: dict[str, Any] = {case: json.loads(text) for case, text in sorted(opened.metadata().items())}
 SYMMETRIC = {"gptq-4-sym": 8, "gptq-8-sym": 0, "packed-4": 8, "packed-8": 0, "int-4": 8, "int-8": 0}
 
 
