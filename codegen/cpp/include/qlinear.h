@@ -321,25 +321,39 @@ KERNEL void q_panel_sums(QRows x, RowTiles tiles, int64_t first, int64_t last, P
   }
 }
 
+// How many runs of neighbours `units` panels are drawn in, where each is read once. Whoever begins a run waits for memory,
+// which sees no more ahead of a panel than what follows it: a panel of 4-bit codes is read in less time than that takes.
+inline int64_t num_runs(int64_t units, int threads) {
+  constexpr int64_t LONGEST = 16;
+  int64_t least = 4 * threads, runs = (units + LONGEST - 1) / LONGEST;
+  runs = (runs + threads - 1) / threads * threads;
+  return units < least ? units : runs < least ? least : runs;
+}
+
 // Calls sums(first tile, tile after the last, panel, room for their rows' sums), and the epilogue with what it leaves there.
-// Threads draw a panel, or a pair, and a span of the rows, of at most `most` tiles of ROWS.
+// Threads draw a panel, or a pair, and a span of the rows, of at most `most` tiles of ROWS; with one tile, a run of panels.
 template <bool PAIRED, int ROWS, int MOST_SUMS, class Sums, class Epilogue>
 inline void share_panels(Thread& th, RowTiles tiles, int64_t N, Sums sums, Epilogue epilogue) {
   constexpr int64_t PANELS = PAIRED ? 2 : 1, MOST = MOST_SUMS / ROWS;
   int64_t units = (N + W - 1) / W, least = (tiles.count + MOST - 1) / MOST;
   int64_t wanted = (4 * th.count + units - 1) / units;  // few panels are split by rows, so that all threads work
   int64_t spans = wanted <= least ? least : wanted < tiles.count ? wanted : tiles.count;
-  th.share(units * spans, [&](int64_t item) {
-    int64_t n = item % units * W, lanes = N - n < W ? N - n : W, span = item / units;
-    int64_t first = tiles.count * span / spans, last = tiles.count * (span + 1) / spans;
-    alignas(64) float room[PANELS][MOST_SUMS * W];
-    for (int64_t p = 0; p < PANELS; p++) sums(first, last, n / W * PANELS + p, room[p]);
+  int64_t runs = tiles.count == 1 ? num_runs(units, th.count) : units;
+  alignas(64) float room[PANELS][MOST_SUMS * W];
+  auto unit = [&](int64_t at, int64_t first, int64_t last) {
+    int64_t n = at * W, lanes = N - n < W ? N - n : W;
+    for (int64_t p = 0; p < PANELS; p++) sums(first, last, at * PANELS + p, room[p]);
     int64_t t0 = tiles.first(first), t1 = tiles.first(last);
     for (int64_t t = t0; t < t1; t++) {
       const float* a = room[0] + (t - t0) * W;
       if constexpr (PAIRED) epilogue(t, n, load(a), load(a + MOST_SUMS * W), lanes);
       else epilogue(t, n, load(a), lanes);
     }
+  };
+  th.share(runs * spans, [&](int64_t item) {
+    int64_t run = item % runs, span = item / runs;
+    for (int64_t at = units * run / runs; at < units * (run + 1) / runs; at++)
+      unit(at, tiles.count * span / spans, tiles.count * (span + 1) / spans);
   });
 }
 
