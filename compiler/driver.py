@@ -24,7 +24,7 @@ from compiler.options import Options, block_size, check_options, element_type, w
 from compiler.pipeline import Stage, pipeline, run_pipeline
 from compiler.progress import Progress, Stopwatch
 from compiler.quantization.decide import Decided
-from compiler.quantization.options import OWN
+from compiler.quantization.options import NONE, OWN
 from compiler.quantization.step import STAGES, Quantizer
 from compiler.quantization.store import Store
 from compiler.rates import Rates, keep_rates, measured_rates, read_rates
@@ -128,7 +128,16 @@ def _preflight(source: Any, targets: Sequence[Target], options: Options, out: Pa
         block=block_size(options),
         rates=Rates() if options.check or options.quantization.any else read_rates(cache_folder()),
         cached=options.cache,
+        quantized=_quantized(options),
     )
+
+
+def _quantized(options: Options) -> str:
+    """What is quantised, in the words of the options."""
+    asked = options.quantization
+    formats = {"weights": asked.weights, "activations": asked.activations, "kv": asked.kv}
+    given = [f"{name} {format}" for name, format in formats.items() if format not in (None, NONE)]
+    return ", ".join(given) if asked.any else ""
 
 
 class Compile:

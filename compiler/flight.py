@@ -20,7 +20,8 @@ KINDS = {"huggingface": "Hugging Face directory", "gguf": "GGUF file", "module":
 @dataclass(frozen=True)
 class Preflight:
     """None: not known. targets: of each the ISA levels. replaces: what stands at `out` now. seconds_cached,
-    seconds_built: with all of its kernels found in the cache, and with none.
+    seconds_built: with all of its kernels found in the cache, and with none. quantized: what is, and as
+    what; "" where nothing is.
     """
 
     source: str
@@ -36,6 +37,7 @@ class Preflight:
     disk_bytes: int
     seconds_cached: float | None
     seconds_built: float | None
+    quantized: str = ""
 
     @property
     def json(self) -> dict[str, Any]:
@@ -55,6 +57,7 @@ class Preflight:
             "dtype": self.dtype,
             "max_context": self.max_context,
             "block": self.block,
+            "quantized": self.quantized or None,
             "memory_bytes": self.memory_bytes if known else None,
             "seconds_if_cached": self.seconds_cached,
             "seconds_if_built": self.seconds_built,
@@ -87,14 +90,18 @@ class Preflight:
     def _for(self) -> str:
         named = (f"{name} ({', '.join(levels)})" if levels else name for name, levels in self.targets.items())
         context = f"{self.max_context:,} tokens" if self.max_context else "the model's own"
-        return f"{', '.join(named)}; {self.dtype}; context {context}; blocks of {self.block} tokens"
+        formats = f"{self.dtype}; {self.quantized}" if self.quantized else self.dtype
+        return f"{', '.join(named)}; {formats}; context {context}; blocks of {self.block} tokens"
 
     def _memory(self) -> str:
         if not self.survey.counts:
             return "not known before the import"
-        return f"about {megabytes(self.memory_bytes)} at most"
+        most = "and what quantising takes of text in one layer" if self.quantized else "at most"
+        return f"about {megabytes(self.memory_bytes)} {most}"
 
     def _time(self) -> str:
+        if self.quantized:
+            return "not known where a model is quantised: most of it goes to text that is run op by op"
         if estimate.slowdown(1) > estimate.MOST_SLOWDOWN:
             return (
                 f"not known: the machine is busy (load {estimate.load():.0f}, cores {estimate.num_cores()})"
@@ -122,6 +129,7 @@ def preflight(
     block: int,
     rates: Rates,
     cached: bool,
+    quantized: str = "",
 ) -> Preflight:
     """num_kinds: of targets that share a file of weights. targets: see Preflight. weight_bytes: of one
     weight. cached: whether kernels are looked for in the cache.
@@ -142,6 +150,7 @@ def preflight(
         disk_bytes=shutil.disk_usage(out.parent).free,
         seconds_cached=seconds[0] if cached else None,
         seconds_built=seconds[1],
+        quantized=quantized,
     )
 
 

@@ -179,11 +179,19 @@ def command(
 
     octavo compile ./model -o model.octavo --quantize int4 --kv int8
 
+    octavo compile ./model -o model.octavo --quantize auto --max-kl 0.05 --calibration my-texts.txt
+
+    octavo compile ./model -o model.octavo --quantize int4 --keep 'model.layers.0.*=int8,*.down_proj'
+
+    octavo compile model.Q4_K_M.gguf -o model.octavo --quantize own
+
     octavo compile ./model -o model.octavo --dry-run
 
     octavo compile ./config -o shapes.octavo --no-weights --target cuda:sm_90
 
     octavo compile ./model -o model.octavo --check --dump-ir stages
+
+    Quantised weights are fitted to text and measured on text: octavo inspect shows what they cost.
 
     Ctrl-C leaves nothing half-written: what was at -o before is there still. Kernels that were built before,
     for this model or for another, are found by content in $OCTAVO_CACHE (~/.cache/octavo), of which

@@ -250,6 +250,15 @@ def test_an_estimate_is_what_such_a_compile_took_here(
     assert busy.seconds_built is None and "busy (load 16, cores 2)" in str(busy)
 
 
+def test_a_quantised_compile_promises_neither_time_nor_memory(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "m")
+    planned = compiler.preflight(folder, tmp_path / "out", isa=["v3"], quantize="int4", kv="int8")
+    assert planned.json["quantized"] == "weights int4, kv int8" and "; weights int4, kv int8;" in str(planned)
+    assert "at most" not in str(planned) and "not known where a model is quantised" in str(planned)
+    plain = compiler.preflight(folder, tmp_path / "out", isa=["v3"], quantize="none", kv="bf16")
+    assert plain.json["quantized"] is None and "at most" in str(plain)
+
+
 def test_rates_blend_and_what_was_not_measured_stays(tmp_path: Path) -> None:
     keep_rates(tmp_path, MEASURED)
     keep_rates(tmp_path, Rates(import_s=20.0, import_tensors=100, build_s={"cuda:sm_90": 3.0}))
