@@ -31,7 +31,8 @@ class Store:
             np.save(path, raw)
         except OSError as error:
             todo = "Make room there, or set TMPDIR to a folder that has some"
-            raise CompileError(error.strerror or str(error), where=str(path), todo=todo) from error
+            what = error.strerror or f"no room for {raw.nbytes:,} bytes"  # numpy's own error has no number
+            raise CompileError(what, where=str(path), todo=todo) from error
         self._types[name] = Tensor(dtype, array.shape)
         self._maps[name] = np.load(path, mmap_mode="r").view(dtype.numpy)
         return Weight(name, self._types[name])
