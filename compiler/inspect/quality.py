@@ -33,6 +33,7 @@ def _error(entry: Mapping[str, Any]) -> list[str]:
     )
     layers = sorted(error["layers"], key=_layer_error, reverse=True)
     shown = [f"{_share(e)} {e['format']} {e['layer']}" for e in layers[:WORST]]
+    shown[:0] = ["relative error of outputs, each layer alone; the largest:"] * bool(shown)
     rest = len(layers) - WORST
     return [found, *shown, *[f"and {rest} layers of less error (--json lists all)"] * (rest > 0)]
 
@@ -43,10 +44,12 @@ def _layer_error(layer: Mapping[str, Any]) -> float:
 
 def _formats(entry: Mapping[str, Any]) -> str:
     weights = entry["weights"]
-    if weights != "none":
+    if weights == "own":
+        weights += " (the checkpoint's codes)"
+    elif weights != "none":
         group = f" in groups of {entry['group']}" if entry["group"] else " per channel"
-        weights += f"{group if weights != 'fp8' else ' per channel'} by {entry['algorithm']}"
-    raised = f"; {len(entry['raised'])} layers raised" if entry["raised"] else ""
+        weights += f"{group} by {entry['algorithm']}"
+    raised = f"; {len(entry['raised'])} matrices raised" if entry["raised"] else ""
     return f"weights {weights}, activations {entry['activations']}, kv {entry['kv'] or 'plain'}{raised}"
 
 

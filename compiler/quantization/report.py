@@ -8,18 +8,22 @@ from typing import Any
 from compiler.errors import CompileError
 from compiler.quantization.decide import Decided
 from compiler.quantization.gate import Divergence, Measured
-from compiler.quantization.options import NONE, Quantization
+from compiler.quantization.options import NONE, OWN, Quantization
 from compiler.quantization.text import RANDOM
 
 WORST = 5  # layers that a refusal names
 
 
 def entry(asked: Quantization, decided: Decided) -> dict[str, Any]:
-    """The manifest's model.quantization. error: None where there were no weights to measure with."""
+    """The manifest's model.quantization. error: None where there were no weights to measure with.
+
+    group, algorithm: None where no weight was rounded here.
+    """
+    rounds = asked.weights not in (NONE, OWN)
     return {
         "weights": asked.weights,
-        "group": decided.weights.group_size,
-        "algorithm": asked.algorithm if asked.weights != NONE else None,
+        "group": decided.weights.group_size if rounds else None,
+        "algorithm": asked.algorithm if rounds else None,
         "symmetric": asked.symmetric,
         "activations": asked.activations,
         "kv": asked.kv,

@@ -30,12 +30,22 @@ def test_lines_say_what_the_manifest_holds() -> None:
     found = entry(Divergence(0.2134567, 1.5, 0.731, 1.25, 1024))
     assert found["error"]["mean_kl"] == 0.2135 and len(found["error"]["layers"]) == 7
     assert quality(found) == [
-        "weights int4 in groups of 32 by gptq, activations int8, kv int8; 1 layers raised",
+        "weights int4 in groups of 32 by gptq, activations int8, kv int8; 1 matrices raised",
         "mean KL 0.2135 nats, 99th percentile 1.5, top-1 agreement 73.1%, perplexity times 1.25, over 1,024 "
         "positions of held-out text; bound 0.73",
+        "relative error of outputs, each layer alone; the largest:",
         *(f"{n}.00% u4 g32 model.layers.{n}.mlp" for n in (6, 5, 4, 3, 2)),
         "and 2 layers of less error (--json lists all)",
     ]
+
+
+def test_no_group_or_algorithm_is_named_where_nothing_was_rounded() -> None:
+    asked = Quantization("own", kv="int8").resolved(["cpu"])
+    found = report.entry(asked, Decided())
+    assert found["group"] is None and found["algorithm"] is None
+    assert quality(found)[0] == "weights own (the checkpoint's codes), activations int8, kv int8"
+    found = report.entry(Quantization(kv="int8").resolved([]), Decided())
+    assert found["group"] is None and quality(found)[0] == "weights none, activations none, kv int8"
 
 
 def test_numbers_that_are_not_finite_are_null() -> None:
