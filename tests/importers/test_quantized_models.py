@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,16 @@ import torch
 from gguf import GGMLQuantizationType as Quant
 from safetensors.torch import load_file, save_file
 
+from compiler.errors import CompileError
 from compiler.importers import Imported, ImportRefused, load
 from compiler.importers.quantized.keep import keep_grids
 from compiler.importers.quantized.source import PartSource
 from compiler.pipeline import pipeline, run_pipeline
+from compiler.quantization.decide import Decision
+from compiler.quantization.options import Quantization
+from compiler.quantization.store import Store
 from compiler.survey import survey
-from compiler.weights import LayeredSource
+from compiler.weights import ArraySource, LayeredSource
 from ir.build import GraphBuilder
 from ir.graph import Graph, Weight
 from ir.interpret import interpret
@@ -100,6 +105,22 @@ def test_passes_leave_the_codes_to_linears(kept: Imported) -> None:
     assert "dequantize" not in kinds(lowered)
     codes = [w for w in lowered.weights if w.name.endswith("proj.weight.q")]
     assert len(codes) == 14 and {w.type.dtype for w in codes if isinstance(w.type, Tensor)} == {DType.U4}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_scales_of_a_kept_grid_that_are_not_finite_are_refused_by_name(
+    kept: Imported, tmp_path: Path, value: float
+) -> None:
+    passes = pipeline(read=kept.weights.read)
+    graph = run_pipeline(kept.graph, passes[: [p.name for p in passes].index("quantize_weights")])
+    name = next(w.name for w in graph.weights if w.name.endswith("layers.1.mlp.up_proj.weight.scale"))
+    scale = np.array(kept.weights.read(name))
+    scale[5, 1] = value
+    broken = replace(kept, weights=LayeredSource([ArraySource({name: scale}), kept.weights]))
+    asked = Quantization("own").resolved(["cpu"])
+    Decision(asked, graph, kept, Store(tmp_path)).first()
+    with pytest.raises(CompileError, match=f"tensor '{name}': 1 of 336 numbers are NaN or infinite"):
+        Decision(asked, graph, broken, Store(tmp_path)).first()
 
 
 def test_a_survey_counts_the_weights_that_codes_stand_for(checkpoint: Any) -> None:
