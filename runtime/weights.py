@@ -40,6 +40,7 @@ class Weights:
         with open(path, "rb") as file:
             self._spans = [slice(*span) for span in _ordered_spans(file, str(path), order)]
             mapped = mmap.mmap(file.fileno(), os.fstat(file.fileno()).st_size, access=mmap.ACCESS_READ)
+        self._map: mmap.mmap | None = mapped  # None once a copy is used
         self._file = np.frombuffer(mapped, np.uint8)
         self._place(self._file)
 
@@ -60,12 +61,16 @@ class Weights:
             if stop.is_set():
                 return None
             room[at : at + PIECE_BYTES] = self._file[at : at + PIECE_BYTES]
+            if self._map is not None and hasattr(
+                mmap, "MADV_DONTNEED"
+            ):  # it is there twice now: the mapping need not hold it
+                self._map.madvise(mmap.MADV_DONTNEED, at, min(PIECE_BYTES, room.size - at))
         return room
 
     def move_to(self, room: np.ndarray) -> list[np.ndarray]:
         """Use a copy from now on. Returns what keeps the old addresses valid."""
         before = self.tensors
-        self._file = room
+        self._file, self._map = room, None
         self._place(room)
         return before
 
@@ -75,7 +80,7 @@ class Weights:
 
     def close(self) -> None:
         """Drop the memory. The addresses are invalid from here on."""
-        self._file, self.tensors, self.addresses = np.empty(0, np.uint8), [], []
+        self._file, self._map, self.tensors, self.addresses = np.empty(0, np.uint8), None, [], []
 
 
 def tensor_bytes(path: Path, order: Sequence[str]) -> list[int]:
