@@ -20,11 +20,8 @@ from passes.match import shape
 
 NONE = "none"
 MATRIX_OPS = ("linear", "embed")  # their operand 1 is the matrix
-_ERROR = {
-    "u4": 1.0,
-    "i8": 0.05,
-    "f8e4m3": 0.25,
-}  # of a value, as a share of its RMS: codes are compared by KL
+# Of a value in a check, as a share of its RMS: it finds what is broken; KL says how good the codes are.
+_ERROR = {"u4": 1.0, "i8": 0.05, "f8e4m3": 0.25}
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,8 @@ def check_quantization(q: Quantization) -> None:
     if q.group is not None and q.group not in sizes:
         known = f"{q.weights} has groups of {', '.join(map(str, sizes))}" if sizes else "Give --quantize too"
         known = "Leave it out: the groups are the checkpoint's" if q.weights == OWN else known
-        raise CompileError("not a group's size", where=f"--group {q.group}", todo=known)
+        what = "not a group's size" if sizes else "no weights are rounded in groups"
+        raise CompileError(what, where=f"--group {q.group}", todo=known)
     if q.algorithm in ("gptq", "awq") and q.weights == "fp8":
         todo = "Leave it out: fp8 is rounded to the nearest"
         raise CompileError("nothing is fitted", where=f"--algorithm {q.algorithm}", todo=todo)

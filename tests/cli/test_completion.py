@@ -15,6 +15,7 @@ from codegen.kv_block import BLOCKS
 from compiler.cli import values
 from compiler.cli.main import COMMANDS, main
 from compiler.options import DTYPES
+from compiler.quantization.options import ACTIVATIONS, ALGORITHMS, KV, WEIGHTS
 from compiler.targets import TARGETS
 
 ROOT = Path(__file__).parents[2]
@@ -108,6 +109,8 @@ def test_the_values_are_those_that_the_compiler_takes() -> None:
     assert values.TARGETS == TARGETS
     assert values.dtypes("") == DTYPES
     assert values.blocks("") == tuple(map(str, BLOCKS))
+    assert (values.weight_formats(""), values.algorithms("")) == (WEIGHTS, ALGORITHMS)
+    assert (values.activations(""), values.kv_formats("")) == (ACTIVATIONS, KV)
     assert values.LEVELS == default_levels(bf16=True, int8=True)
 
 
