@@ -260,5 +260,7 @@ def fits(value: Any, dtype: DType) -> bool:
         return dtype is DType.BOOL and isinstance(value, bool)
     if dtype.is_float:
         return isinstance(value, int | float) and abs(value) <= MAX_SIZE or isinstance(value, float)
-    limits = np.iinfo(dtype.numpy)
-    return isinstance(value, int) and int(limits.min) <= value <= int(limits.max)
+    if not dtype.is_integer or not isinstance(value, int):
+        return False
+    low = 0 if dtype in (DType.U2, DType.U4, DType.U8) else -(1 << dtype.bits - 1)
+    return low <= value < low + (1 << dtype.bits)

@@ -26,7 +26,7 @@ def result(pairs: list[Pair], workload: str = "one") -> Result:
 
 def pair(octavo_s: float, peer_s: float, bandwidth: float = 20e9) -> Pair:
     """Both take half a second to the first token and so many after it."""
-    return Pair(Limits(bandwidth, 1e11, 0), Times(0.5, 0.5 + octavo_s), Times(0.5, 0.5 + peer_s))
+    return Pair(Limits(bandwidth, 1e11, 0, 0, 0), Times(0.5, 0.5 + octavo_s), Times(0.5, 0.5 + peer_s))
 
 
 def test_rates() -> None:

@@ -78,7 +78,7 @@ def big(**entry: Any) -> dict[str, Any]:
 
 MODEL = made.manifest({})["model"]
 MANIFESTS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
-    "of a newer version": (lambda: made.manifest(made.default_files(), version=2), "format version 2"),
+    "of a newer version": (lambda: made.manifest(made.default_files(), version=3), "format version 3"),
     "of no version": (lambda: made.manifest(made.default_files(), version="x"), "version"),
     "of another format": (lambda: made.manifest(made.default_files(), format="elf"), "format"),
     "for a CPU feature that is not here": (lambda: kernel(features=["avx4096"]), "needs avx4096"),

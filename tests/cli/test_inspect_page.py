@@ -154,7 +154,7 @@ def test_every_stage_shows_its_graph(browser: Browser, staged: Staged) -> None:
 
 def test_ops_are_put_together_again(browser: Browser, staged: Staged) -> None:
     """From templates and names: each op's line as the IR prints it, but for the order of attributes."""
-    for name in ("00-imported", "12-page_kv", "23-plan_memory", "24-plan_memory"):
+    for name in ("00-imported", "12-page_kv", "27-plan_memory", "28-plan_memory"):
         script = f"graphOf(stageNamed('{name}').graph).ops.map((op) => [opText(op), op.fullLoc])"
         ops = staged.graphs[name].ops
         found = [(sorted(re.split(r"[{}, ]+", text)), loc) for text, loc in browser.run(script)]
@@ -227,7 +227,7 @@ def test_a_difference_is_that_of_the_command(
 
 @pytest.mark.parametrize(("target", "sizes"), [("cpu", (33, 7, 5)), ("cuda:sm_90", (64, 16, 32))])
 def test_memory_over_time(browser: Browser, staged: Staged, target: str, sizes: tuple[int, ...]) -> None:
-    names = {"cpu": "23-plan_memory", "cuda:sm_90": "24-plan_memory"}
+    names = {"cpu": "27-plan_memory", "cuda:sm_90": "28-plan_memory"}
     graph, device = staged.graphs[names[target]], "cpu" if target == "cpu" else "gpu"
     rounded = {name: -(-size // 16) * 16 for name, size in zip("TRQ", sizes, strict=True)}
     browser.show(place("memory", target=target, T=sizes[0], R=sizes[1], Q=sizes[2]))
@@ -265,7 +265,7 @@ def test_an_artifact_without_stages(browser: Browser, page: Path, tmp_path: Path
     browser.open(url(out))
     assert "--dump-ir" in browser.run("document.getElementById('view').textContent")
     browser.show("#graph")
-    num_ops = len(bare.graphs["23-plan_memory"].ops)
+    num_ops = len(bare.graphs["27-plan_memory"].ops)
     assert browser.run("document.querySelector('.total').dataset.ops") == str(num_ops)
     browser.show("#diff")
     assert browser.run("document.querySelectorAll('.group.quiet').length") == 1

@@ -176,8 +176,8 @@ def test_dot_has_a_cluster_per_layer(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--ir", "24"), "has no stage '24'; it has 00-imported, "),
-        (("--ir", "dce"), "'dce' is 4 stages: 04-dce, 06-dce, 10-dce, 21-dce. Give a number."),
+        (("--ir", "28"), "has no stage '28'; it has 00-imported, "),
+        (("--ir", "dce"), "'dce' is 4 stages: 04-dce, 06-dce, 10-dce, 25-dce. Give a number."),
         (("--diff", "0", "nope"), "has no stage 'nope'"),
         (("--graph", "x.svg"), "x.svg: the file's name ends in '.svg'. Name it with .dot or .graphml."),
         (("--graph", "no/such/x.dot"), "there is no such directory"),
