@@ -78,7 +78,7 @@ class Decision:
         """By the rules that were given, fitted to text where that was asked for, and where there are
         weights.
         """
-        formats = {name: self._format(uses) for name, (_, uses) in self.matrices.items()}
+        formats = {name: self.asked.format_of(paths(uses)) for name, (_, uses) in self.matrices.items()}
         if weights:
             self._check_values(formats)
         fitted = self._fit(formats) if weights else Fitted()
@@ -100,11 +100,6 @@ class Decision:
         before = {each.rpartition("=")[0]: each.rpartition("=")[2] for each in decided.raised}
         raised = tuple(f"{path}={format}" for path, format in {**before, **changed}.items())
         return replace(self._decided(formats, Fitted(kept, dict(decided.keys))), raised=raised)
-
-    def _format(self, uses: list[MatrixUse]) -> str:
-        logits = self.graph.outputs[0].name
-        head = any(use.op.kind == "embed" or use.op.out.name == logits for use in uses)
-        return self.asked.format_of(paths(uses), head=head)
 
     def _check_values(self, formats: Mapping[str, str]) -> None:
         """Of every weight that a quantised matrix is made of, and of the scales of a grid of its own. Raises

@@ -22,7 +22,6 @@ BESIDE = {"int8": _INTEGERS, "int8-token": _INTEGERS, "fp8": {"fp8", OWN}}  # we
 SHARED_KEYS = ("int8", "fp8")  # KV formats whose channels share a token's scale, and gain by a static one
 KV = ("f32", "bf16", "int8", "fp8", "int4", "int2")
 TYPICAL = 4096  # inputs of a matrix
-HEAD = "int8"  # of the output layer and the embedding table beside int4: they are the most sensitive by far
 # The mean KL in nats past which a compile is refused. They are three times or more what a model of 135
 # million parameters has with the default algorithms; larger models have less.
 MAX_KL = {"int4": 0.7, "int8": 0.02, "fp8": 0.2, AUTO: 0.1, OWN: 0.05}
@@ -96,16 +95,13 @@ class Quantization:
             return None
         return self.grid("int4" if self.weights == AUTO else self.weights).bits_per_weight(TYPICAL)
 
-    def format_of(self, paths: Sequence[str], *, head: bool) -> str:
-        """int4, int8, fp8 or none, for a matrix whose modules have these paths. head: it, or the tied
-        table, makes the logits.
-        """
+    def format_of(self, paths: Sequence[str]) -> str:
+        """int4, int8, fp8 or none, for a matrix whose modules have these paths."""
         for rule in self.keep:
             pattern, _, format = rule.partition("=")
             if any(matches(pattern, path) for path in paths):
                 return format or NONE
-        start = {AUTO: "int4", OWN: NONE}.get(self.weights, self.weights)
-        return HEAD if head and start == "int4" else start
+        return {AUTO: "int4", OWN: NONE}.get(self.weights, self.weights)
 
     def limit(self) -> float:
         """The mean KL past which a compile is refused."""

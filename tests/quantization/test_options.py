@@ -53,17 +53,17 @@ def test_patterns(pattern: str, path: str, found: bool) -> None:
 
 def test_the_first_rule_that_matches_decides() -> None:
     asked = Quantization("int4", keep=("a.b=int8", "a", "c=fp8"))
-    formats = [asked.format_of([path], head=False) for path in ("a.b", "a.x", "c", "d")]
+    formats = [asked.format_of([path]) for path in ("a.b", "a.x", "c", "d")]
     assert formats == ["int8", "none", "fp8", "int4"]
-    assert asked.format_of(["lm_head"], head=True) == "int8"
-    assert Quantization("int8").format_of(["lm_head"], head=True) == "int8"
-    assert Quantization("int4", keep=("lm_head=int4",)).format_of(["lm_head"], head=True) == "int4"
+    assert Quantization("int4").format_of(["lm_head"]) == "int4"
+    tied = ["lm_head", "model.embed_tokens"]
+    assert Quantization("int4", keep=("lm_head=int8",)).format_of(tied) == "int8"
 
 
 def test_a_grid_of_its_own_is_left_but_for_what_rules_name() -> None:
     """Codes stay; what is float stays too, where no rule asks for a format."""
     asked = Quantization("own", keep=("a=int8",))
-    assert [asked.format_of([path], head=path == "h") for path in ("a", "b", "h")] == ["int8", "none", "none"]
+    assert [asked.format_of([path]) for path in ("a", "b", "h")] == ["int8", "none", "none"]
     assert Quantization("own").any and not Quantization("own", activations="none").changes
     assert Quantization("own").resolved(["cpu"]).changes and Quantization("own", kv="int8").changes
     assert Quantization("int8").changes and not Quantization().changes
