@@ -114,7 +114,8 @@ def test_a_fork_that_lacks_a_block_to_copy_to_starts_anew(kv_blocks):
             parent.cancel()
         result = child.result()
         assert result.token_ids == expected(result.prompt_token_ids, child.sampling, 0)
-        assert result.cached_tokens in (0, 63)
+        # Of the fork all tokens; after it had to start anew none, or the three blocks that the parent sealed.
+        assert result.cached_tokens in (0, 48, 63)
         idle(engine)
 
 
