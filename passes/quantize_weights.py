@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
+from ir.build import trim
 from ir.graph import Arg, Graph, Op, Value, Weight
 from ir.ops.quantize import STATIC, SYMMETRIC_ZERO
 from ir.rewrite import Miss, Replacement, Rule, View, rewrite
@@ -165,8 +166,6 @@ class _Quantizer:
 
 def _dequantized(codes: Codes, view: View) -> Value:
     zero = codes.zero if isinstance(codes.zero, Weight) else None
-    args = [codes.q, codes.scale, zero, codes.offset]
-    while args[-1] is None:
-        args.pop()
+    args = trim([codes.q, codes.scale, zero, codes.offset])
     number = codes.zero if isinstance(codes.zero, int) else 0
     return view.op("dequantize", *args, group_size=codes.group_size, zero=number)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ir.build import trim
 from ir.dims import free_names
 from ir.graph import Arg, Op, Scalar, Value
 from ir.types import DType, Tensor
@@ -184,10 +185,8 @@ def _attention(low: Lowering, op: Op) -> None:
     slot = low.groups.place(low.builder, op, k, v)
     operands: list[Arg] = [q, slot.state, slot.table, low.lens, low.starts]
     attrs = {n: op.attrs[n] for n in ("scale", "mask", "softcap") if n in op.attrs}
-    sinks, slopes, *tables = (*(low.new(a) for a in op.args[4:]), None, None)[: max(2, len(op.args) - 4)]
-    rest = [sinks, slopes, None, None, *tables]  # no tail
-    while rest and rest[-1] is None:
-        rest.pop()
+    sinks, slopes = (low.new(operand(op, i)) for i in (4, 5))
+    rest = trim([sinks, slopes, None, None, *(low.new(a) for a in op.args[6:])])  # no tail
     low.place(op, low.emit(op, "paged_attention", *operands, *rest, layer=slot.layer, **attrs))
 
 
