@@ -474,11 +474,15 @@ class Typist:
             os.execve(sys.executable, [sys.executable, "-c", code], env)
         self.seen = ""
 
-    def until(self, text: str, timeout_s: float = 60) -> str:
-        """What was shown up to this text, since the last time."""
+    def until(self, text: str, timeout_s: float = 60, interrupt_s: float = 120) -> str:
+        """What was shown up to this text, since the last time; nothing that long: Ctrl-C."""
         end = time.monotonic() + timeout_s
         while text not in self.seen:
-            assert select.select([self.fd], [], [], max(end - time.monotonic(), 0))[0], self.seen
+            left_s = min(interrupt_s, max(end - time.monotonic(), 0))
+            if not select.select([self.fd], [], [], left_s)[0]:
+                assert left_s == interrupt_s, self.seen
+                self.type("\x03")
+                continue
             try:
                 self.seen += os.read(self.fd, 65536).decode()
             except OSError:  # the child has ended
@@ -519,8 +523,9 @@ def test_on_a_terminal(tmp_path: Path) -> None:
     assert " prompt tokens reused; stopped" in child.until(">>> ")
     child.type("half a line")
     child.until("half a line")
+    time.sleep(0.3)
     child.type("\x03")
-    child.until(">>> ")
+    child.until(">>> ", interrupt_s=10)  # missed between two waits for keys
     child.type("/unfo\x7f\x7fdo\r")  # edited
     assert "1 turn, the last message is the assistant's: " in child.until(">>> ")
     child.type("/sta\t\r")  # Tab
