@@ -27,19 +27,34 @@ from runtime.sequence import Sequence
 class Chunk:
     """`count` tokens of one sequence, from seq.computed on.
 
-    score: the positions among them whose rows score the next prompt token. sample: the last token's row is
-    sampled.
+    score: the positions among them whose rows score the next prompt token. samples: how many of its last
+    tokens' rows are sampled: none, that of its last known token, or the rows of its drafts too, which are its
+    last tokens, in seq.ids from seq.num_tokens on.
     """
 
     seq: Sequence
     count: int
     score: range
-    sample: bool
+    samples: int = 0
+
+    @property
+    def sample(self) -> bool:
+        """Whether it is computed up to its last known token, whose row gives the next."""
+        return self.samples > 0
+
+    @property
+    def drafts(self) -> int:
+        return max(0, self.samples - 1)
+
+    def cut(self, drafts: int) -> None:
+        """Leave it so many of its drafts."""
+        self.count -= self.drafts - drafts
+        self.samples = 1 + drafts
 
     @property
     def sampled(self) -> list[Sequence]:
         """Those that take a token from the last row: the sequence, and the other samples of its prompt."""
-        if not self.sample:
+        if not self.samples:
             return []
         return [self.seq, *(child for child in self.seq.forks if not child.finished)]
 
@@ -179,7 +194,7 @@ class Scheduler:
             score = range(seq.scored, max(seq.scored, min(seq.computed + count, seq.prompt_tokens - 1)))
         if count <= 0:
             return None
-        return Chunk(seq, count, score, seq.generates and seq.computed + count == seq.num_tokens)
+        return Chunk(seq, count, score, int(seq.generates and seq.computed + count == seq.num_tokens))
 
     def _make_room(self, seq: Sequence, count: int) -> bool:
         """Hold blocks for the next `count` tokens, preempting the youngest; False if that was `seq`."""

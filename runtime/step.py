@@ -121,7 +121,7 @@ class StepBuffers:
     def _pack_rows(self, chunks: Seq[Chunk]) -> int:
         """The rows to sample, in the chunks' order, then those to score, in the chunks' order; how many."""
         starts = self._starts[: len(chunks) + 1].tolist()
-        rows = [end - 1 for c, end in zip(chunks, starts[1:], strict=True) if c.sample]
+        rows = [row for c, end in zip(chunks, starts[1:], strict=True) for row in range(end - c.samples, end)]
         for c, start in zip(chunks, starts, strict=False):
             if c.score:
                 rows += [start + position - c.seq.computed for position in c.score]
