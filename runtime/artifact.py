@@ -136,7 +136,7 @@ class Artifact:
 
     def check_files(self, *, weights: bool, report: Report | None = None) -> None:
         """Compare sizes of all files, and SHA-256s of all or of all but the weights."""
-        skip = set() if weights else {target.weights for target in self.manifest.targets.values()}
+        skip = set[str]() if weights else self.manifest.weight_files
         total = sum(entry.bytes for name, entry in self.manifest.files.items() if name not in skip)
         done, told = 0, report or (lambda done, total: None)
         for name, entry in self.manifest.files.items():
@@ -150,14 +150,30 @@ class Artifact:
                 _check_hash(place, entry, lambda hashed, before=done: told(before + hashed, total))
                 done += size
 
-    def kernel(self, isa: str | None = None) -> Kernel:
-        """The first kernel that this CPU can run, or the one named `isa`."""
+    def draft(self) -> CpuTarget:
+        """The CPU target's own. Raises ArtifactError where it was compiled without."""
+        if self.cpu.draft is None:
+            raise ArtifactError(
+                "it has no draft of its own",
+                where=str(self.root),
+                todo="Compile the model again with octavo compile --draft self:int4, or draft with 'lookup'",
+            )
+        return self.cpu.draft
+
+    def draft_kernel(self, isa: str | None = None) -> Kernel:
+        """The draft's of the level that the target uses, or where it has none of that its best."""
+        levels = {kernel.isa for kernel in self.draft().kernels}
+        return self.kernel(isa if isa in levels else None, self.draft())
+
+    def kernel(self, isa: str | None = None, target: CpuTarget | None = None) -> Kernel:
+        """The first kernel that this CPU can run, or the one named `isa`. target: the CPU's, or its draft."""
         if isa is not None and not isinstance(isa, str):
             todo = "Give a level's name: octavo inspect prints them"
             raise ArtifactError(f"isa = {shown(isa)}", where="load", todo=todo)
         have, arch = machine.cpu_features(), machine.arch()
         missing: list[str] = []
-        for kernel in self.cpu.kernels:
+        kernels = (target or self.cpu).kernels
+        for kernel in kernels:
             if isa is not None and kernel.isa != isa:
                 continue
             lacks = [f for f in kernel.features if machine.spelling(f) not in have]
@@ -166,7 +182,7 @@ class Artifact:
             missing.append(
                 f"{kernel.isa} needs " + (", ".join(lacks) if kernel.arch == arch else kernel.arch)
             )
-        have_isas = ", ".join(kernel.isa for kernel in self.cpu.kernels) or "none"
+        have_isas = ", ".join(kernel.isa for kernel in kernels) or "none"
         why = "; ".join(missing) or f"it has no kernel {isa or 'at all'} (built: {have_isas})"
         raise ArtifactError(
             f"no kernel for this CPU ({arch}): {why}",

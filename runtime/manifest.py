@@ -67,13 +67,17 @@ class Kernel:
 
 @dataclass(frozen=True)
 class CpuTarget:
-    """weights: None in an artifact of shapes alone (octavo compile --no-weights)."""
+    """weights: None in an artifact of shapes alone (octavo compile --no-weights).
+
+    draft: the same model in fewer bits, which drafts tokens on the same KV blocks (octavo compile --draft).
+    """
 
     graph: str
     plan: str
     weights: str | None
     weight_order: tuple[str, ...]
     kernels: tuple[Kernel, ...]
+    draft: CpuTarget | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,12 @@ class Manifest:
     targets: Mapping[str, Target]
     files: Mapping[str, FileEntry]
     raw: Mapping[str, Any]
+
+    @property
+    def weight_files(self) -> set[str]:
+        """Those of all targets and drafts."""
+        drafts = [t.draft for t in self.targets.values() if isinstance(t, CpuTarget) and t.draft]
+        return {t.weights for t in (*self.targets.values(), *drafts) if t.weights is not None}
 
 
 class Fields:
@@ -374,7 +384,20 @@ def _cpu(fields: Fields) -> CpuTarget:
         fields.optional_path("weights"),
         fields.texts("weight_order", 2**20),
         kernels,
+        _draft(fields),
     )
+
+
+def _draft(fields: Fields) -> CpuTarget | None:
+    """A target's own, which has none itself, and weights where the target has some."""
+    if fields.value.get("draft") is None:
+        return None
+    draft = fields.object("draft")
+    if draft.value.get("draft") is not None:
+        raise draft.bad("draft", "null: it is one itself")
+    if (draft.get("weights") is None) != (fields.get("weights") is None):
+        raise draft.bad("weights", "a path where its target has one, else null")
+    return _cpu(draft)
 
 
 def _gpu(name: str, fields: Fields) -> GpuTarget:
