@@ -1,0 +1,91 @@
+"""How likely drafts are to be accepted, by their place in the draft, from those that were."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+FIRST = 0.7  # of a draft, after one that was accepted, when nothing was seen yet
+OWN_MEMORY, ALL_MEMORY = 0.95, 0.99  # what an older draft weighs at each that comes after it at its place
+TRUST = 4.0  # drafts that what is known of all requests weighs, beside a request's own
+FORGET = 0.5  # of a request's own drafts, at each probe after it stopped drafting
+SHORT, LONG = 8, 512  # steps between two probes
+
+
+@dataclass(slots=True)
+class Counts:
+    """Of drafts at each place: those that followed none or an accepted one, and those accepted."""
+
+    memory: float
+    reached: list[float]
+    accepted: list[float]
+
+    @staticmethod
+    def none(places: int, memory: float) -> Counts:
+        return Counts(memory, [0.0] * places, [0.0] * places)
+
+    def add(self, drafted: int, accepted: int) -> None:
+        """Of `drafted` in a row the first `accepted`. The one after them was refused; nobody knows of those
+        behind it."""
+        for place in range(min(drafted, accepted + 1, len(self.reached))):
+            self.reached[place] = self.reached[place] * self.memory + 1
+            self.accepted[place] = self.accepted[place] * self.memory + (place < accepted)
+
+    def forget(self, share: float) -> None:
+        self.reached = [n * share for n in self.reached]
+        self.accepted = [n * share for n in self.accepted]
+
+    def share(self, place: int, prior: float, trust: float) -> float:
+        return (self.accepted[place] + trust * prior) / (self.reached[place] + trust)
+
+
+@dataclass(slots=True)
+class Drafted:
+    """What is known of one request. wait: steps until it is probed, where drafting does not pay; interval:
+    those between two probes. probes: it is to be probed now."""
+
+    counts: Counts
+    wait: int = SHORT
+    interval: int = SHORT
+    probes: bool = False
+    chances: list[float] | None = field(default=None, repr=False)
+
+
+class Chances:
+    """places: the longest draft."""
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._all = Counts.none(places, ALL_MEMORY)
+        self._requests: dict[Hashable, Drafted] = {}
+        self.verified = 0  # drafts of several tokens each
+
+    def request(self, key: Hashable) -> Drafted:
+        found = self._requests.get(key)
+        if found is None:
+            found = self._requests[key] = Drafted(Counts.none(self._places, OWN_MEMORY))
+        return found
+
+    def forget(self, key: Hashable) -> None:
+        self._requests.pop(key, None)
+
+    def of(self, request: Drafted) -> list[float]:
+        """That the draft at each place is accepted, and with it all before."""
+        if request.chances is None:
+            request.chances, chance, usual = [], 1.0, FIRST
+            for place in range(self._places):
+                usual = self._all.share(place, usual, TRUST)  # where few came so far, as a place before
+                chance *= request.counts.share(place, usual, TRUST)
+                request.chances.append(chance)
+        return request.chances
+
+    def learn(self, key: Hashable, drafted: int, accepted: int) -> None:
+        request = self.request(key)
+        if request.probes:
+            request.counts.forget(FORGET)
+            request.interval = 1 if accepted == drafted else min(max(SHORT, 2 * request.interval), LONG)
+            request.wait, request.probes = request.interval, False
+        for counts in (request.counts, self._all):
+            counts.add(drafted, accepted)
+        request.chances = None
+        self.verified += 1

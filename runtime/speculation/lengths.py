@@ -1,0 +1,67 @@
+"""The lengths of drafts that give the most tokens per second, where chances and times are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from runtime.speculation.costs import Costs
+
+LEAST_CHANCES = (0.0, 0.2, 0.35, 0.5, 0.6, 0.7, 0.8, 0.9)  # below which no draft is made, in turn
+WORTH = 1.02  # tokens per second, beside those without drafts, from which it is worth it
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Times of the target's and the drafter's steps. share: of the target's, where no step of the drafter's
+    was told."""
+
+    target: Costs
+    drafter: Costs
+    share: float
+
+    def step_s(self, samples: int, tokens: int, drafts: int) -> float:
+        """A step of `samples` tokens and drafts. Prompts' tokens, which are those beyond samples, have to be
+        computed in any case: the drafts cost what they make it longer by."""
+        if tokens == samples:
+            return self.target.at(samples + drafts)
+        longer_s = self.target.at(tokens + drafts) - self.target.at(tokens)
+        return self.target.at(samples) + longer_s
+
+    def round_s(self, samples: int, requests: int) -> float:
+        """A step of the drafter's, of one token for each of so many."""
+        return self.drafter.at(requests) if self.drafter else self.share * self.target.at(samples)
+
+
+def best(
+    chances: Seq[Seq[float]], samples: int, tokens: int, room: int, prices: Prices
+) -> tuple[list[int], float]:
+    """The lengths, and what they give beside none: tokens per second over tokens per second.
+
+    chances: of each request's drafts, falling; samples: tokens without drafts; tokens: that are computed
+    then; room: for drafts of all together.
+    Tried are all depths, each with the drafts whose chances are above one bound or another.
+    """
+    plain = samples / prices.step_s(samples, tokens, 0)
+    lengths, top = [0] * len(chances), plain * WORTH
+    for least in LEAST_CHANCES if len(chances) > 1 else (0.0,):
+        for found, rate in _deeper(chances, least, samples, tokens, room, prices):
+            if rate > top:
+                lengths, top = found, rate
+    return lengths, max(1.0, top / plain) if any(lengths) else 1.0
+
+
+def _deeper(
+    chances: Seq[Seq[float]], least: float, samples: int, tokens: int, room: int, prices: Prices
+) -> Iterator[tuple[list[int], float]]:
+    """Lengths with one more place each, of the drafts above the bound, and tokens per second."""
+    lengths, given, drafter_s, place = [0] * len(chances), float(samples), 0.0, 0
+    while going := [i for i, row in enumerate(chances) if place < len(row) and row[place] > least][:room]:
+        place, room = place + 1, room - len(going)
+        given += sum([chances[i][place - 1] for i in going])
+        drafter_s += prices.round_s(samples, len(going))
+        for i in going:
+            lengths[i] = place
+        drafts = sum(lengths)
+        yield list(lengths), given / (prices.step_s(samples, tokens, drafts) + drafter_s)

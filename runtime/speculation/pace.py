@@ -1,0 +1,141 @@
+"""How many tokens to draft for each request of a step: as many as give the most tokens per second.
+
+What n requests give is n tokens and, of each draft, the chance that it is accepted with all before it. What
+that takes is the target's step, longer by every draft, and as many steps of the drafter as the longest draft
+has tokens. Both times, and the chances, are learned from the steps that ran.
+
+Where no draft pays, none is made but for a probe at growing intervals. What drafting has lost lately is
+counted, and past a bound nothing is drafted until time has gone by: however wrong the estimates, steps take
+hardly a hundredth more, in the long run, than they would without.
+
+There is no clock here and no chance: lengths follow from what is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from runtime.speculation.chances import Chances, Drafted
+from runtime.speculation.costs import Costs
+from runtime.speculation.lengths import Prices, best
+
+COLD_DRAFTS, COLD_VERIFIED = 4, 8  # drafts of one request, at most, until so many were verified
+GROWTH = 1.5  # no step is larger than the largest so far by more than this, or by COLD_DRAFTS
+FRESH, FAST = (48, 128), 1.5  # steps with drafts before one goes without, to see what that takes: more of
+# them where drafts have it give more than so many times the tokens
+DEPTH, LEAK = 1.5, 0.005  # plain steps that may be lost at once, and the share of a loss that a step forgets
+GAINED = 5.0  # plain steps of gain that count against later losses
+HOLD = 4  # steps of the same requests that lengths stay for
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What a step found of one request's drafts. key: whatever names it, always the same."""
+
+    key: Hashable
+    drafted: int
+    accepted: int
+
+
+class Pace:
+    """most: the longest draft. share: what a drafter's step takes of a target's, until one was told; 0 for a
+    drafter that computes nothing.
+
+    saved_s, spent_s: seconds that drafts have saved, as it is estimated, and that steps took.
+    """
+
+    def __init__(self, most: int, *, share: float = 0.3) -> None:
+        self._most, self._share = most, share
+        self._target, self._drafter = Costs(), Costs()
+        self._chances = Chances(most)
+        self._balance_s = 0.0  # gained by drafts lately, or lost
+        self._since_plain, self._fast = 0, False  # steps since the last without drafts
+        self._asked: tuple[Seq[Hashable], Seq[int], int, bool] | None = None
+        self._held: list[int] = []  # what was found when that was asked first
+        self._left = 0  # times to give it again
+        self.saved_s, self.spent_s = 0.0, 0.0
+
+    def lengths(self, keys: Seq[Hashable], most: Seq[int], samples: int, tokens: int) -> list[int]:
+        """Tokens to draft for each of these requests, at most most[i], in a step that computes `tokens` and
+        gives `samples` without drafts: one to each of these, and to others."""
+        none, pure = [0] * len(keys), tokens == samples
+        if not keys or not self._target or not samples:
+            return none
+        if pure and (not self._target.knows(samples) or self._since_plain >= FRESH[self._fast]):
+            return none
+        if self._balance_s < -DEPTH * self._target.at(samples):
+            return none
+        requests = [self._chances.request(key) for key in keys]
+        asked = keys, most, samples, pure
+        if asked != self._asked or not self._left:
+            self._asked, self._held = asked, self._find(requests, most, samples, tokens)
+            self._left = HOLD if self._chances.verified > 2 * COLD_VERIFIED else 1
+        self._left -= 1
+        return self._probe(requests, most, list(self._held))
+
+    def learn(
+        self, samples: int, tokens: int, seconds: float, draft_s: float = 0.0, verified: Seq[Verified] = ()
+    ) -> None:
+        """Of a step that ran. samples: tokens that it would have given without drafts. tokens: that it
+        computed, drafts included. seconds: of it, without draft_s, which are the drafter's."""
+        drafted, longest = sum([v.drafted for v in verified]), max([v.drafted for v in verified], default=0)
+        pure = samples > 0 and tokens == samples + drafted
+        self.spent_s += seconds + draft_s
+        self._balance_s *= 1 - LEAK
+        if samples and self._target and (drafted or draft_s):
+            longer_s = seconds - self._target.at(samples) if pure else self._longer_s(samples, drafted)
+            self._count(samples, sum([v.accepted for v in verified]), longer_s + draft_s)
+        if pure:
+            self._target.learn(tokens, seconds)
+            self._since_plain = self._since_plain + 1 if drafted else 0
+        if longest:
+            self._drafter.learn(drafted / longest, draft_s / longest)
+        for found in verified:
+            self._chances.learn(found.key, found.drafted, found.accepted)
+
+    def forget(self, key: Hashable) -> None:
+        """A request that has finished."""
+        self._chances.forget(key)
+
+    def plain_s(self, samples: int) -> float | None:
+        """What a step without drafts takes that gives so many tokens; None if no step was told."""
+        return self._target.at(samples) if self._target and samples else None
+
+    @property
+    def speedup(self) -> float | None:
+        """What all steps so far would have taken without drafts over what they took, as it is estimated."""
+        return (self.spent_s + self.saved_s) / self.spent_s if self.spent_s else None
+
+    def _find(self, requests: Seq[Drafted], most: Seq[int], samples: int, tokens: int) -> list[int]:
+        cap = self._most if self._chances.verified >= COLD_VERIFIED else COLD_DRAFTS
+        chances = [self._chances.of(r)[: min(m, cap)] for r, m in zip(requests, most, strict=True)]
+        room = max(COLD_DRAFTS, GROWTH * self._target.largest - tokens)
+        prices = Prices(self._target, self._drafter, self._share)
+        lengths, gain = best(chances, samples, tokens, int(room), prices)
+        self._fast = gain > FAST
+        return lengths
+
+    def _longer_s(self, samples: int, drafted: int) -> float:
+        """What the drafts of a step with prompts made it longer by, by other steps."""
+        return self._target.at(samples + drafted) - self._target.at(samples)
+
+    def _count(self, samples: int, accepted: int, cost_s: float) -> None:
+        """What a step's drafts gained or lost."""
+        plain_s = self._target.at(samples)
+        gain_s = accepted * plain_s / samples - cost_s
+        self.saved_s += gain_s
+        self._balance_s = min(self._balance_s + gain_s, GAINED * plain_s)
+
+    def _probe(self, requests: Seq[Drafted], most: Seq[int], found: list[int]) -> list[int]:
+        """The lengths found, and a draft of one token for a few without any whose time has come."""
+        left = max(1, len(requests) // 8)
+        for i, request in enumerate(requests):
+            request.probes = False
+            if found[i] or not most[i]:
+                continue
+            request.wait -= 1
+            if request.wait <= 0 and left:
+                found[i], request.probes, left = 1, True, left - 1
+        return found
