@@ -78,6 +78,11 @@ class Executor(Mover, Protocol):
         """The rows themselves, f32 [Q, V]; a view that the next step may overwrite."""
         ...
 
+    def overwrite(self, logits: Logits, rows: np.ndarray, values: np.ndarray) -> None:
+        """Write other values, f32 [N, V], over the rows logits[rows]; logits are what forward returned, or
+        rows of it. Raises EngineError."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import ExitStack
 from dataclasses import replace
@@ -45,6 +45,10 @@ def generate(
     beams: int = 1,
     length_penalty: float = 1.0,
     early_stopping: bool | Literal["never"] = False,
+    repetition_penalty: float = 1.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    logit_bias: Mapping[int, float] | None = None,
     priority: int = 0,
     timeout_s: float | None = None,
     cache_salt: str = "",
@@ -78,6 +82,10 @@ def generate(
         beams=beams,
         length_penalty=length_penalty,
         early_stopping=early_stopping,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=() if logit_bias is None else logit_bias,
     )
     if sampling is not None and shorthand != Sampling():
         todo = "Put all of it in the Sampling"

@@ -47,6 +47,12 @@ def check_servable(ids: np.ndarray, sampling: Sampling, model: Model, has_tokeni
             where="sampling",
             todo="Use stop_token_ids",
         )
+    if sampling.biases and sampling.biases[-1][0] >= model.vocab_size:
+        raise RequestError(
+            f"logit_bias of token {sampling.biases[-1][0]}",
+            where="sampling",
+            todo=f"Use token ids below {model.vocab_size}, the vocabulary",
+        )
     for name in ("logprobs", "prompt_logprobs"):
         if (getattr(sampling, name) or 0) > model.vocab_size:
             raise RequestError(

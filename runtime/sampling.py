@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from runtime.errors import RequestError, shown
 
@@ -15,7 +15,19 @@ MAX_LOGPROBS = 1000
 MIN_TEMPERATURE = 1e-5  # below, logits / temperature leaves what 32-bit floats resolve
 MAX_SAMPLES = 1024
 MAX_BEAMS = 1000
-_UNSET = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "stop": ()}  # what beams cannot have
+MAX_BIAS = 100.0
+MAX_DRAFT_TOKENS = 64
+_UNSET = {  # what beams cannot have
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "stop": (),
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "logit_bias": (),
+}
 
 
 @dataclass(frozen=True)
@@ -31,6 +43,14 @@ class Sampling:
     beams: above 1, beam search, of whose texts the n best are the samples, best first. It samples nothing and
     knows no stop texts. length_penalty: a score is divided by the number of tokens to the power of this, so
     that higher ones favour longer texts. early_stopping: False, True or "never", as transformers' generate().
+
+    repetition_penalty: of all tokens before; above 1 they are less likely. presence_penalty,
+    frequency_penalty: taken from a token's logit if the output has it, and for each time that it does.
+    logit_bias: what is added to tokens' logits, by id; kept as pairs in the order of ids. See
+    runtime.penalties; log-probabilities are the model's own.
+
+    draft_tokens: how many tokens a step drafts where the engine has a drafter; None: as many as pay. No token
+    depends on it.
     """
 
     max_new_tokens: int = 128
@@ -48,6 +68,11 @@ class Sampling:
     beams: int = 1
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
+    draft_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name, value in self._checked().items():
@@ -58,6 +83,17 @@ class Sampling:
     def num_sequences(self) -> int:
         """How many are computed side by side."""
         return max(self.n, self.beams)
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether rows are not sampled as the model computes them."""
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        return penalties != (1.0, 0.0, 0.0) or bool(self.logit_bias)
+
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """logit_bias as it is kept."""
+        return cast(tuple[tuple[int, float], ...], self.logit_bias)
 
     def _checked(self) -> dict[str, Any]:
         """Every field as a plain Python value: numpy's own integers would wrap around in sums."""
@@ -78,6 +114,11 @@ class Sampling:
             "beams": _integer("beams", self.beams, 1, MAX_BEAMS),
             "length_penalty": _number("length_penalty", self.length_penalty, -10.0, 10.0),
             "early_stopping": _early_stopping(self.early_stopping),
+            "repetition_penalty": _number("repetition_penalty", self.repetition_penalty, 0.01, 100.0),
+            "presence_penalty": _number("presence_penalty", self.presence_penalty, -2.0, 2.0),
+            "frequency_penalty": _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0),
+            "logit_bias": _id_biases(self.logit_bias),
+            "draft_tokens": _optional("draft_tokens", self.draft_tokens, MAX_DRAFT_TOKENS),
         }
 
     def _check_beams(self) -> None:
@@ -154,3 +195,20 @@ def _ids(ids: Any) -> tuple[int, ...]:
     if found is None:
         raise _bad("stop_token_ids", ids, "a list of token ids")
     return tuple(_integer("stop_token_ids", token_id, 0, 2**31 - 1) for token_id in found)
+
+
+def _id_biases(given: Any) -> tuple[tuple[int, float], ...]:
+    """Pairs of token id and bias, by id."""
+    try:
+        pairs = list(given.items()) if isinstance(given, Mapping) else [(a, b) for a, b in given]
+    except (TypeError, ValueError):
+        pairs = None
+    if pairs is None or isinstance(given, str | bytes):
+        raise _bad("logit_bias", given, "a dict from token ids to numbers")
+    found = {
+        _integer("logit_bias", token_id, 0, 2**31 - 1): _number("logit_bias", bias, -MAX_BIAS, MAX_BIAS)
+        for token_id, bias in pairs
+    }
+    if len(found) < len(pairs):
+        raise _bad("logit_bias", given, "each token id once")
+    return tuple(sorted(found.items()))

@@ -126,6 +126,12 @@ class GpuExecutor:
         device.synchronize()
         return rows
 
+    def overwrite(self, logits: Logits, rows: np.ndarray, values: np.ndarray) -> None:
+        device = self._open_device
+        for row, number in zip(values, logits[rows].tolist(), strict=True):
+            device.upload(self._logits + number * row.nbytes, row.view(np.uint8))
+        device.synchronize()
+
     def copy_blocks(self, group: int, pairs: np.ndarray) -> None:
         self._open_device  # noqa: B018
         self._pools[group].copy(pairs)

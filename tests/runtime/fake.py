@@ -216,6 +216,9 @@ class FakeExecutor:
     def download(self, rows: Logits) -> np.ndarray:
         return self._logits[rows]
 
+    def overwrite(self, logits: Logits, rows: np.ndarray, values: np.ndarray) -> None:
+        self._logits[logits[rows]] = values
+
     def copy_blocks(self, group: int, pairs: np.ndarray) -> None:
         assert pairs.dtype == np.int32 and pairs.flags.c_contiguous
         if self.fail_copies is not None:

@@ -40,6 +40,15 @@ FIELDS = {
     "beams": [0, *NO_COUNT],
     "length_penalty": [11, -11, True, float("inf"), *NO_NUMBER],
     "early_stopping": [None, 0, "always", np.array([1, 2])],
+    "repetition_penalty": [0, -1, 101, True, float("inf"), *NO_NUMBER],
+    "presence_penalty": [2.1, -2.1, True, float("inf"), *NO_NUMBER],
+    "frequency_penalty": [2.1, -2.1, True, float("inf"), *NO_NUMBER],
+    "logit_bias": [
+        *(5, HUGE, True, None, "", "x", "ab", b"x", [1], [None], {1}, object(), np.array([1, 2]), lambda: 1),
+        *({i: 1.0} for i in (-1, 2**31, 1.5, True, None, "1", HUGE)),
+        *({1: bias} for bias in (100.5, -101, float("inf"), NAN, True, None, "1", HUGE)),
+        *([(1, 2.0), (1, 3.0)], [(1, 2.0, 3.0)]),
+    ],
 }
 SERVICE = {
     "priority": [1001, -1001, *NO_COUNT[1:]],
@@ -146,6 +155,7 @@ def test_what_is_generated_from_is_refused(engine: runtime.Engine) -> None:
         **FIELDS,
         **SERVICE,
         "stop": [v for v in FIELDS["stop"] if v != ""],
+        "logit_bias": [v for v in FIELDS["logit_bias"] if v is not None],
         "seed": [*FIELDS["seed"][:4], [1, 2], ["x"]],
         "stream": [None, 1, "x", np.array([1, 2])],
     }
