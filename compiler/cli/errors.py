@@ -24,8 +24,9 @@ REPORT = "This is a fault of Octavo's: report it, with what DEBUG=1 adds and the
 RENAMED = {"n": "-n", "timeout_s": "--timeout"}  # other options are called as in Python, with dashes
 OPTIONS = (
     "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "logprobs", "n", "beams",
-    "length_penalty", "timeout_s", "target", "threads", "isa", "kv_memory", "kv_blocks", "swap_memory",
-    "max_step_tokens", "max_requests", "max_context", "length", "dump_ir", "digest",
+    "length_penalty", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
+    "timeout_s", "target", "threads", "isa", "kv_memory", "kv_blocks", "swap_memory", "max_step_tokens",
+    "max_requests", "max_context", "length", "dump_ir", "digest",
 )  # fmt: skip
 _VALUE = re.compile(rf"({'|'.join(OPTIONS)}) ?= ?(.*)", re.DOTALL)  # a refused value
 _NAMES = re.compile(rf"\b({'|'.join(name for name in OPTIONS if '_' in name)})\b(?: ?= ?)?")

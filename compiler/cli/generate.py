@@ -15,11 +15,15 @@ from compiler.cli.loading import loading
 from compiler.cli.options import (
     Digest,
     EnginePath,
+    FrequencyPenalty,
     KvBlocks,
     KvMemory,
+    LogitBias,
     MaxRequests,
     MaxStepTokens,
     MinP,
+    PresencePenalty,
+    RepetitionPenalty,
     Seed,
     Stop,
     SwapMemory,
@@ -48,6 +52,10 @@ def command(
     top_k: TopK = 0,
     top_p: TopP = 1.0,
     min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
+    logit_bias: LogitBias = None,
     samples: Annotated[
         int,
         typer.Option(
@@ -89,6 +97,8 @@ def command(
 
     octavo generate model.octavo "Once upon a time" --beams 4 -n 2
 
+    octavo generate model.octavo "Once upon a time" --repetition-penalty 1.2 --logit-bias 198=-100
+
     octavo generate model.octavo "2 + 2 =" --target cpu --threads 1 --kv-memory 256MiB
 
     cat article.txt | octavo generate model.octavo - --max-new-tokens 64 --json
@@ -106,6 +116,10 @@ def command(
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=[_bias(text) for text in logit_bias or ()],
         seed=seed,
         stop=tuple(stop or ()),
         logprobs=logprobs,
@@ -141,6 +155,18 @@ def command(
     if late and not as_json:
         which = "" if samples == 1 else f"{len(late)} of {samples} samples were "
         print(f"octavo: {which}cut off after {timeout} s, as --timeout says", file=sys.stderr)
+
+
+def _bias(text: str) -> tuple[int, float]:
+    """Of ID=BIAS. Raises RequestError."""
+    import runtime
+
+    try:
+        token_id, bias = text.split("=")
+        return int(token_id), float(bias)
+    except ValueError as error:
+        todo = "Use a token id and a number, --logit-bias 198=-100"
+        raise runtime.RequestError(f"logit_bias = {text!r}", where="sampling", todo=todo) from error
 
 
 def _print_log(engine: Engine) -> None:

@@ -20,6 +20,19 @@ Temperature = Annotated[float, typer.Option(help="0 is greedy.", min=0.0)]
 TopK = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.", min=0)]
 TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens up to this probability.")]
 MinP = Annotated[float, typer.Option(help="Keep tokens at least this likely, relative to the best.")]
+RepetitionPenalty = Annotated[
+    float, typer.Option(help="Above 1: tokens of prompt and output are less likely to come again.")
+]
+PresencePenalty = Annotated[
+    float, typer.Option(help="Taken from the logit of each token that the output has.")
+]
+FrequencyPenalty = Annotated[float, typer.Option(help="And for each time that it has it.")]
+LogitBias = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ID=BIAS", help="Added to a token's logit; -100 forbids it. By token id; may be repeated."
+    ),
+]
 Seed = Annotated[int | None, typer.Option(help="Equal seeds give equal text.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")]
 Timeout = Annotated[float | None, typer.Option(help="End after this many seconds with what there is.")]

@@ -25,6 +25,15 @@ GENERATE: list[tuple[list[str], str]] = [
     *((["--beams", v], "--beams") for v in ("0", "-1", "99999")),
     *((["--timeout", v], "--timeout") for v in ("0", "-1", "nan", "inf")),
     (["--length-penalty", "nan", "--beams", "2"], "--length-penalty"),
+    *((["--repetition-penalty", v], "--repetition-penalty") for v in ("0", "-1", "nan", "x")),
+    *((["--presence-penalty", v], "--presence-penalty") for v in ("2.5", "-3", "nan")),
+    *((["--frequency-penalty", v], "--frequency-penalty") for v in ("2.5", "-3", "inf")),
+    *(
+        (["--logit-bias", v], "--logit-bias")
+        for v in ("", "7", "7=", "=1", "a=1", "7=x", "7=nan", "7=1=2", "-1=1")
+    ),
+    (["--logit-bias", "7=1", "--logit-bias", "7=2"], "--logit-bias"),
+    (["--beams", "2", "--logit-bias", "7=1"], "--logit-bias"),
     (["--beams", "2", "--temperature", "1"], "--temperature"),
     (["--beams", "2", "-n", "3"], "-n"),
     (["--stop", ""], "--stop"),

@@ -204,14 +204,20 @@ def test_settings_are_shown_and_changed(chat: Chat) -> None:
         "/set seed none",
         '/set stop "\\n"',
         "/set timeout 9",
+        "/set repetition_penalty 1.3",
+        "/set frequency-penalty -0.5",
         "a",
     )
     *found, answer = chat.json(*lines)
-    want = 'max_new_tokens 2 temperature 0.0 top_k 0 top_p 0.95 min_p 0.0 seed none stop "\\n" timeout 9.0'
+    want = (
+        "max_new_tokens 2 temperature 0.0 top_k 0 top_p 0.95 min_p 0.0 repetition_penalty 1.3 "
+        'presence_penalty 0.0 frequency_penalty -0.5 seed none stop "\\n" timeout 9.0'
+    )
     assert found[-1]["text"].split() == want.split()
     assert answer["output_tokens"] == 2 and answer["finish_reason"] == "length" and not answer["full"]
     with fake_engine(tokenizer=letters()) as engine:
-        greedy = engine.submit([OPEN, A, CLOSE, OPEN], Sampling(2)).result().text
+        penalties = dict(repetition_penalty=1.3, frequency_penalty=-0.5)
+        greedy = engine.submit([OPEN, A, CLOSE, OPEN], Sampling(2, **penalties)).result().text
     assert answer["answer"] == greedy
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import runtime
@@ -47,6 +49,21 @@ def test_beams_are_printed_with_their_scores(monkeypatch, capsys):
     heads = [line for line in out.splitlines() if line.startswith("---")]
     assert heads == [f"--- sample {i} (length, score {score:.4f})" for i, score in enumerate(scores)]
     assert err == ""
+
+
+def test_penalties_and_biases_are_the_samplings(monkeypatch, capsys):
+    args = ["--repetition-penalty", "1.5", "--presence-penalty", "0.5", "--frequency-penalty", "-0.25"]
+    out, _ = generate(monkeypatch, capsys, *args, "--logit-bias", "9=50", "--logit-bias", "8=49.5", "--json")
+    sampling = Sampling(
+        5,
+        repetition_penalty=1.5,
+        presence_penalty=0.5,
+        frequency_penalty=-0.25,
+        logit_bias={8: 49.5, 9: 50},
+    )
+    with fake_engine() as engine:
+        want = engine.submit(PROMPT, sampling).result().token_ids
+    assert json.loads(out)["token_ids"] == want and set(want) <= {8, 9}
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,13 @@ import typer
 from compiler.cli.options import (
     Digest,
     EnginePath,
+    FrequencyPenalty,
     KvBlocks,
     KvMemory,
     MaxStepTokens,
     MinP,
+    PresencePenalty,
+    RepetitionPenalty,
     Seed,
     Stop,
     Target,
@@ -45,6 +48,9 @@ def command(
     top_k: TopK = 0,
     top_p: TopP = 0.95,
     min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
     seed: Seed = None,
     stop: Stop = None,
     timeout: Timeout = None,
@@ -77,8 +83,19 @@ def command(
     from compiler.cli.chat.settings import Settings
     from compiler.cli.chat.shown import Json, Text
 
-    stops = tuple(stop or ())
-    settings = Settings(max_new_tokens, temperature, top_k, top_p, min_p, seed, stops, timeout)
+    settings = Settings(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        seed=seed,
+        stop=tuple(stop or ()),
+        timeout=timeout,
+    )
     memory = given(digest=digest, kv_memory=kv_memory, kv_blocks=kv_blocks, max_step_tokens=max_step_tokens)
     typed = sys.stdin.isatty() and not as_json
     shown = Json() if as_json else Text(notes=typed)

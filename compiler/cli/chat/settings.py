@@ -11,7 +11,10 @@ from runtime.errors import RequestError, shorten
 from runtime.sampling import Sampling
 from runtime.service import Service
 
-NAMES = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "timeout")
+NAMES = (
+    "max_new_tokens", "temperature", "top_k", "top_p", "min_p",
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop", "timeout",
+)  # fmt: skip
 _OPTIONAL = ("max_new_tokens", "seed", "stop", "timeout")  # "none" unsets them
 _WHOLE = ("max_new_tokens", "top_k", "seed")
 
@@ -26,6 +29,9 @@ class Settings:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
     timeout: float | None = None
@@ -48,7 +54,7 @@ class Settings:
         return replace(self, **{name: _value(name, text.strip())})
 
     def text(self) -> str:
-        return "\n".join(f"{name:15} {_shown(getattr(self, name))}" for name in NAMES)
+        return "\n".join(f"{name:19} {_shown(getattr(self, name))}" for name in NAMES)
 
 
 def _value(name: str, text: str) -> Any:
