@@ -26,6 +26,21 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class Drafts:
+    """What came of drafts: how many were verified, how many of them were right.
+
+    by_position: (drafted, accepted) at each place of a draft; one is accepted where all before it were.
+    speedup: what its tokens would have taken without drafts, over what they took, as it is estimated; None
+    where nothing was measured.
+    """
+
+    drafted: int
+    accepted: int
+    by_position: tuple[tuple[int, int], ...]
+    speedup: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """One sample of one prompt.
 
@@ -33,7 +48,7 @@ class Completion:
     token_ids: all that were sampled, an end token included. finish_reason: "stop" (an end token or a stop
     text), "length" (max_new_tokens or the context), "cancelled", "timeout". prompt_logprobs: one entry per
     prompt token, the first None. cached_tokens: prompt tokens that were not computed, thanks to a prefix hit
-    or a fork.
+    or a fork. draft: None where no draft was verified.
     score: of beam search, the sum of the tokens' log-probabilities / their number**length_penalty.
     """
 
@@ -49,6 +64,7 @@ class Completion:
     seed: int
     timings: Timings
     score: float | None = None
+    draft: Drafts | None = None
 
 
 class Event(NamedTuple):

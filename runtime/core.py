@@ -1,6 +1,6 @@
 """The engine without its thread: add a request, step until idle.
 
-One step is schedule, pack, move, forward, sample, advance, take.
+One step is schedule, move, draft, pack, forward, sample, advance, take.
 """
 
 from __future__ import annotations
@@ -18,14 +18,23 @@ from runtime.request import Request
 from runtime.rows import Results, RowSampler, score_rows
 from runtime.scheduler import Chunk, Scheduler
 from runtime.sequence import Sequence
+from runtime.speculation.speculation import Speculation
 from runtime.step import Step, StepBuffers
 
 
 class Core:
     """Used by one thread. An error of one request ends it alone; a failed forward ends those of its step."""
 
-    def __init__(self, executor: Executor, scheduler: Scheduler, buffers: StepBuffers) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        scheduler: Scheduler,
+        buffers: StepBuffers,
+        speculation: Speculation | None = None,
+    ) -> None:
         self.executor, self.scheduler, self._buffers = executor, scheduler, buffers
+        self.speculation, self._wanted = speculation, None if speculation is None else speculation.wanted
+        scheduler.cache.on_free = None if speculation is None else speculation.forget
         self._sampler = RowSampler(executor, scheduler.limits.max_rows)
         self.counters, self.log = Counters(), scheduler.cache.log
         self._outputs = Outputs(scheduler, self.counters)
@@ -62,13 +71,15 @@ class Core:
     def step(self) -> bool:
         """Run one step; False if there was nothing to run."""
         start = time.monotonic()
-        chunks = self.scheduler.schedule()
+        chunks = self.scheduler.schedule(self._wanted)
         if not chunks:
             self._unstick()
             return False
-        step = self._buffers.pack(chunks)
         try:
             self._move(chunks)
+            if self.speculation is not None:
+                self.speculation.draft(chunks)
+            step = self._buffers.pack(chunks)
             results = self._results(chunks, self._forward(step))
             self._advance(chunks, start)
         except Exception as error:
@@ -77,6 +88,8 @@ class Core:
             return True
         self.counters.steps += 1
         self.counters.computed_tokens += len(step.ids)
+        if self.speculation is not None:
+            self._settle(self.speculation, chunks, len(step.ids), time.monotonic() - start)
         self._outputs.take(chunks, results)
         self.counters.step_s += time.monotonic() - start
         return True
@@ -129,23 +142,36 @@ class Core:
         self.counters.forward_s += time.monotonic() - start
         return logits
 
+    def _settle(self, speculation: Speculation, chunks: Seq[Chunk], tokens: int, seconds: float) -> None:
+        """Give back what was held for drafts that were wrong, and learn."""
+        for chunk in speculation.held:
+            if not chunk.seq.finished:
+                self.scheduler.cache.trim(chunk.seq)
+        speculation.settle(chunks, tokens, seconds)
+
     def _results(self, chunks: Seq[Chunk], logits: Logits) -> Results:
-        """What the step's rows say. A request fails whose own rows hold a NaN."""
-        sampling, scoring = [c for c in chunks if c.sample], [c for c in chunks if c.score]
+        """What the step's rows say. A request fails whose own rows hold a NaN; of drafts, whose tokens may
+        be none of its own, that row and those after it count as if they had not been drafted."""
+        sampling, scoring = [c for c in chunks if c.samples], [c for c in chunks if c.score]
+        num_sampled = sum([c.samples for c in sampling])
         try:
-            scores = score_rows(self.executor, scoring, logits[len(sampling) :]) if scoring else []
-            rows = logits[: len(sampling)] if scoring else logits
+            scores = score_rows(self.executor, scoring, logits[num_sampled:]) if scoring else []
+            rows = logits[:num_sampled] if scoring else logits
             drawn = self._sampler.sample(sampling, rows) if sampling else []  # views: after the scores
             return Results(drawn, scoring, scores)
         except EngineError as error:
-            owners = sampling + [c for c in scoring for _ in c.score]
+            owners = [(c, draft) for c in sampling for draft in range(c.samples)]
+            owners += [(c, 0) for c in scoring for _ in c.score]
             broken = self.executor.broken_rows(logits)
             if not broken:
                 raise
-            for row in broken:
+            for chunk, draft in [owners[row] for row in broken]:
+                if draft:
+                    chunk.cut(min(chunk.drafts, draft - 1))
+                    continue
                 nan = EngineError("the model computed NaN or infinity", where="logits", todo=error.todo)
-                self.fail(owners[row].seq.request, nan)
-            keep = [row for row, owner in enumerate(owners) if not owner.seq.finished]
+                self.fail(chunk.seq.request, nan)
+            keep = [row for row, (c, draft) in enumerate(owners) if not c.seq.finished and draft <= c.drafts]
             return self._results([c for c in chunks if not c.seq.finished], logits[keep])
 
     def _advance(self, chunks: Seq[Chunk], now: float) -> None:
@@ -156,10 +182,10 @@ class Core:
                 continue
             if seq.output.started_s is None:
                 seq.output.started_s = now
-            self.scheduler.cache.advance(seq, seq.computed + chunk.count)
+            self.scheduler.cache.advance(seq, chunk.right)
             if seq.kept and seq.computed == seq.wanted:
                 self._keep(seq)
-            if chunk.sample:
+            if chunk.samples:
                 for child in seq.forks:
                     if not child.finished:
                         self.scheduler.fork(seq, child, seq.computed)

@@ -28,6 +28,7 @@ from runtime.sampling import Sampling, fresh_seed
 from runtime.scheduler import Scheduler
 from runtime.sequence import Sequence
 from runtime.service import Service
+from runtime.speculation.speculation import Speculation
 from runtime.stats import Stats, stats
 from runtime.step import StepBuffers
 from runtime.tokenizer import Tokenizer
@@ -48,12 +49,13 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         swap: Swap | None = None,
         memory: MemoryPlan | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.memory = memory  # what was planned when it was loaded
         self.model, self.limits, self.tokenizer = model, limits, tokenizer
         self._cache, self._executor = cache, executor
         buffers = StepBuffers(limits, len(cache.groups), model.max_context, cache.block)
-        self._core = Core(executor, Scheduler(cache, limits, swap), buffers)
+        self._core = Core(executor, Scheduler(cache, limits, swap), buffers, speculation)
         self._loop = Loop(self._core)
         self._numbers = itertools.count()
 
@@ -184,7 +186,11 @@ class Engine:
             return
         self._loop.close()
         with self._loop.alone():
-            self._executor.close()
+            try:
+                if self._core.speculation is not None:
+                    self._core.speculation.close()
+            finally:
+                self._executor.close()
 
     def __enter__(self) -> Engine:
         return self

@@ -21,6 +21,7 @@ from runtime.prompt import Prompt, as_prompts
 from runtime.request import Request
 from runtime.sampling import Sampling
 from runtime.service import Service
+from runtime.speculation.choose import DRAFT_TOKENS, Acceptance
 
 Job = tuple[np.ndarray, Sampling, int, Service]  # token ids, and how; the int is the prompt's index
 
@@ -49,17 +50,22 @@ def generate(
     presence_penalty: float = 0.0,
     frequency_penalty: float = 0.0,
     logit_bias: Mapping[int, float] | None = None,
+    draft_tokens: int | None = None,
     priority: int = 0,
     timeout_s: float | None = None,
     cache_salt: str = "",
     stream: bool = False,
+    draft: str | os.PathLike[str] | None = None,
+    acceptance: Acceptance = "exact",
+    max_draft_tokens: int = DRAFT_TOKENS,
 ) -> list[Completion] | Iterator[Event]:
     """Complete one prompt or many.
 
     engine: a loaded engine, or the path of an artifact, which is then loaded for this call. prompts: a text,
     a list of token ids, chat messages (a list of dicts), or a list of these. sampling: one for all prompts or
     one per prompt; the keywords are shorthand for one, see Sampling. seed: one, or one per prompt. priority,
-    timeout_s, cache_salt: how they are served, see Service. Returns
+    timeout_s, cache_salt: how they are served, see Service. draft, acceptance, max_draft_tokens: see load; of
+    an engine that is loaded here. Returns
     the completions in the prompts' order, the n samples of a prompt in sequence. stream=True returns an
     iterator of events instead, as they come from all prompts; leaving it early cancels what is not finished.
     Raises RequestError before anything runs if a prompt or a parameter cannot be served.
@@ -86,6 +92,7 @@ def generate(
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
         logit_bias=() if logit_bias is None else logit_bias,
+        draft_tokens=draft_tokens,
     )
     if sampling is not None and shorthand != Sampling():
         todo = "Put all of it in the Sampling"
@@ -93,14 +100,25 @@ def generate(
     samplings = _per_prompt(shorthand if sampling is None else sampling, seed, len(many))
     service = Service(priority, timeout_s, cache_salt)
     if isinstance(engine, Engine):
+        unset = dict(draft=None, acceptance="exact", max_draft_tokens=DRAFT_TOKENS)
+        _check_unset(unset, draft=draft, acceptance=acceptance, max_draft_tokens=max_draft_tokens)
         jobs = _prepare(engine, many, samplings, service)
         return _stream(engine, jobs) if stream else _complete(engine, jobs)
     with ExitStack() as stack:
-        owned = stack.enter_context(load(engine))
+        loaded = load(engine, draft=draft, acceptance=acceptance, max_draft_tokens=max_draft_tokens)
+        owned = stack.enter_context(loaded)
         jobs = _prepare(owned, many, samplings, service)
         if stream:  # the stream closes the engine
             return _stream(owned, jobs, stack.pop_all())
         return _complete(owned, jobs)
+
+
+def _check_unset(unset: Mapping[str, Any], **given: Any) -> None:
+    """Raises RequestError where options of load were given for an engine that is loaded."""
+    for name, value in given.items():
+        if type(value) is not type(unset[name]) or value != unset[name]:
+            what = f"{name} = {shown(value)}, but the engine is loaded already"
+            raise RequestError(what, where="generate", todo=f"Give {name} to runtime.load")
 
 
 def _per_prompt(

@@ -18,6 +18,8 @@ from runtime.manifest import CpuTarget, GpuTarget
 from runtime.memory.options import Options
 from runtime.memory.plan import MemoryPlan
 from runtime.memory.target import plan_cpu, plan_gpu
+from runtime.speculation.choose import DRAFT_TOKENS, Acceptance, check_acceptance
+from runtime.speculation.opening import open_speculation
 from runtime.targets import choose_target
 from runtime.tokenizer import Tokenizer
 
@@ -40,6 +42,9 @@ def load(
     digest: str | None = None,
     isa: str | None = None,
     report: Report | None = None,
+    draft: str | os.PathLike[str] | None = None,
+    acceptance: Acceptance = "exact",
+    max_draft_tokens: int = DRAFT_TOKENS,
 ) -> Engine:
     """Load an artifact.
 
@@ -50,7 +55,12 @@ def load(
     context need less. swap_memory: the host's for blocks of preempted requests, which are else computed
     again. max_step_tokens (512): tokens computed at once, over all requests. verify="fast" does not hash the
     weights. digest: what the manifest's digest must be. isa: of the CPU target, a kernel by name instead of
-    the best that fits. report(done, total) is told how many of the artifact's bytes were hashed.
+    the best that fits. report(done, total) is told how many of the artifact's bytes were hashed. draft: what
+    proposes tokens, of which several are then verified in one step: "lookup" (what followed the last ones
+    earlier in the prompt or output), "self" (the artifact's own draft, octavo compile --draft), or the path
+    of another artifact with the same tokenizer. max_draft_tokens: of a request in a step, at most; fewer,
+    down to none, where they do not pay. acceptance="exact" changes no bit of any output; "rejection" keeps
+    the distribution alone, and accepts more of what is sampled.
     Raises ArtifactError, and ResourceError before any memory is taken that is not there; Engine.memory is the
     plan, which `plan` gives without loading.
     """
@@ -58,11 +68,14 @@ def load(
         what = f"prefix_cache = {shown(prefix_cache)}"
         raise ResourceError(what, where="load", todo="Use True or False")
     num_threads = machine.default_threads() if threads is None else threads
-    options = Options.of(kv_blocks, kv_memory, max_step_tokens, max_requests, swap_memory, num_threads)
+    options = Options.of(
+        kv_blocks, kv_memory, max_step_tokens, max_requests, swap_memory, num_threads, draft, max_draft_tokens
+    )
+    check_acceptance(acceptance)
     for tries_left in reversed(range(TRIES)):
         artifact = Artifact.open(path, verify=verify, digest=digest, report=report)
         try:
-            return _load(artifact, options, target, num_threads, isa, prefix_cache)
+            return _load(artifact, options, target, num_threads, isa, prefix_cache, acceptance)
         except ArtifactError:
             if not tries_left or not artifact.is_replaced:
                 raise
@@ -76,6 +89,7 @@ def _load(
     num_threads: int,
     isa: str | None,
     prefix_cache: bool,
+    acceptance: Acceptance,
 ) -> Engine:
     """Raises ArtifactError where a compile replaced the artifact meanwhile."""
     found = artifact.target(choose_target(artifact) if target is None else target)
@@ -98,10 +112,11 @@ def _load(
     try:
         tokenizer = Tokenizer.of(artifact)
         artifact.check_place()
+        speculation = open_speculation(options, acceptance, artifact, executor, cache.log)
     except BaseException:
         executor.close()
         raise
-    return Engine(executor, model, cache, options.limits, tokenizer, swap, memory)
+    return Engine(executor, model, cache, options.limits, tokenizer, swap, memory, speculation)
 
 
 def _open_cpu(

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 Kind = Literal[
     "prefix_hit", "fork", "copy_on_write", "evict", "preempt", "swap_out", "swap_in", "pin", "unpin",
-    "cancelled", "timeout", "fail",
+    "cancelled", "timeout", "fail", "draft_failed",
 ]  # fmt: skip
 COUNTS_TOKENS = ("prefix_hit", "fork", "cancelled", "timeout")  # the amounts of others are blocks
 KEPT = 4096
@@ -30,7 +30,7 @@ class LogEntry(NamedTuple):
 
     def __str__(self) -> str:
         unit = ("token" if self.kind in COUNTS_TOKENS else "block") + "s" * (self.amount != 1)
-        amount = f", {self.amount} {unit}" if self.kind != "fail" else ""
+        amount = f", {self.amount} {unit}" if self.kind not in ("fail", "draft_failed") else ""
         cause = f": {self.cause}" if self.cause else ""
         head = f"{self.number} at {self.time_s:.3f} s, request {self.request}, sample {self.sample}"
         return f"{head}: {self.kind}{amount}{cause}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from runtime.completion import TokenLogprob
 from runtime.detokenizer import Detokenizer, StopMatcher
+from runtime.speculation.tally import Tally
 
 
 class Output:
@@ -16,6 +17,7 @@ class Output:
         self.started_s: float | None = None
         self.first_token_s: float | None = None
         self.score: float | None = None  # of beam search
+        self.draft: Tally | None = None  # from its first draft on
         self._detokenizer, self._matcher = detokenizer, StopMatcher(stops)
         self._texts: list[str] = []
 

@@ -8,9 +8,8 @@ from collections.abc import Sequence as Seq
 from runtime.beams import Beams
 from runtime.completion import Completion, Event, FinishReason, Timings, TokenLogprob
 from runtime.counters import Counters
-from runtime.executor import Sampled
 from runtime.request import Request
-from runtime.rows import Results, token_logprob
+from runtime.rows import Drawn, Results, token_logprob
 from runtime.scheduler import Chunk, Scheduler
 from runtime.sequence import Sequence
 
@@ -24,8 +23,8 @@ class Outputs:
     def take(self, chunks: Seq[Chunk], results: Results) -> None:
         """chunks: the step's."""
         self._take_scores(results.scoring, results.scores)
-        for seqs, sampled in results.drawn:
-            self._take_samples(seqs, sampled)
+        for drawn in results.drawn:
+            self._take_samples(drawn)
         for chunk in chunks:
             if chunk.sample and chunk.seq.request.beams is not None:
                 self._go_on(chunk.seq.request, chunk.seq.request.beams)
@@ -67,10 +66,12 @@ class Outputs:
         except Exception as error:  # of this request alone
             self.fail(request, error)
 
-    def _take_samples(self, seqs: Seq[Sequence], sampled: Sampled) -> None:
+    def _take_samples(self, drawn: Drawn) -> None:
+        sampled = drawn.sampled
         token_ids = sampled.ids.tolist()
-        for row, seq in enumerate(seqs):
-            if seq.finished:  # its request failed while another sample of it was taken
+        for row in drawn.rows:
+            seq = drawn.seqs[row]
+            if seq.finished:  # by a row before, of this sample or of another of its request
                 continue
             try:
                 if seq.request.beams is not None:
@@ -150,4 +151,5 @@ def _completion(seq: Sequence, reason: FinishReason) -> Completion:
         seed=request.seed,
         timings=Timings(since[0], since[1], time.monotonic() - start),
         score=output.score,
+        draft=None if output.draft is None else output.draft.frozen(),
     )

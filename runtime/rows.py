@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from runtime.completion import TokenLogprob
 from runtime.errors import EngineError
 from runtime.executor import Executor, Logits, SampleArgs, Sampled
+from runtime.penalties import Adjustment, sample_adjusted
 from runtime.scheduler import Chunk
 from runtime.sequence import Sequence
 
-Drawn = tuple[list[Sequence], Sampled]  # sequences, and their tokens in that order
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Rows that were sampled, and whose each is. rows: those to take, in this order; before a row that is not
+    there comes a draft that was wrong."""
+
+    seqs: list[Sequence]
+    sampled: Sampled
+    rows: Seq[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,36 +45,99 @@ class RowSampler:
         self._executor, self._max_rows = executor, max_rows
         self._orders: list[tuple[int, int, int]] = []  # of the last rows' sequences, which may go meanwhile
         self._args = SampleArgs.greedy(0, 0)
+        self._adjusted: list[int] = []  # rows that penalties or biases change
 
     def sample(self, chunks: Seq[Chunk], logits: Logits) -> list[Drawn]:
-        """A token for each sequence that takes one from these chunks' last rows, which logits are: the
-        chunk's own, and all samples of a prompt from the same row."""
-        if not any([c.seq.forks for c in chunks]):
+        """A token for each sequence that takes one from these chunks' sampled rows, which logits are: the
+        chunk's own, and all samples of a prompt from the same row. Says how many drafts are accepted."""
+        forks = any([c.seq.forks for c in chunks])
+        if not forks and len(logits) == len(chunks):
             seqs = [c.seq for c in chunks]
-            return [(seqs, self._sample(seqs, logits))]
-        pairs = [(seq, row) for row, c in enumerate(chunks) for seq in c.sampled]
-        return [
-            self._part(pairs[at : at + self._max_rows], logits) for at in range(0, len(pairs), self._max_rows)
-        ]
+            sampled = self._sample(seqs, [seq.num_tokens for seq in seqs], logits)
+            return [Drawn(seqs, sampled, range(len(seqs)))]
+        places = _places(chunks)
+        if forks:
+            parts = range(0, len(places), self._max_rows)
+            found = [self._part(places[at : at + self._max_rows], logits) for at in parts]
+        else:
+            seqs = [place.seq for place in places]
+            found = [(seqs, self._sample(seqs, [place.position for place in places], logits))]
+        return _accepted(chunks, found)
 
-    def _part(self, pairs: list[tuple[Sequence, int]], logits: Logits) -> Drawn:
+    def _part(self, places: list[Place], logits: Logits) -> tuple[list[Sequence], Sampled]:
         """Copies: they are gone when the next part is sampled."""
-        seqs = [seq for seq, _ in pairs]
-        sampled = self._sample(seqs, logits[np.array([row for _, row in pairs])])
+        seqs = [place.seq for place in places]
+        rows = logits[np.array([place.row for place in places])]
+        sampled = self._sample(seqs, [place.position for place in places], rows)
         return seqs, Sampled(
             sampled.ids.copy(), sampled.logprobs.copy(), sampled.top_ids.copy(), sampled.top_logprobs.copy()
         )
 
-    def _sample(self, seqs: list[Sequence], logits: Logits) -> Sampled:
+    def _sample(self, seqs: list[Sequence], positions: list[int], logits: Logits) -> Sampled:
+        """positions: that the tokens take."""
         orders = [seq.order for seq in seqs]
         if orders == self._orders:
-            self._args.position[:] = [seq.num_tokens for seq in seqs]
+            self._args.position[:] = positions
         else:
-            self._orders, self._args = orders, _arguments(seqs)
-        return self._executor.sample(logits, self._args)
+            self._orders, self._args = orders, _arguments(seqs, positions)
+            self._adjusted = [row for row, seq in enumerate(seqs) if seq.request.sampling.adjusts]
+        if not self._adjusted:
+            return self._executor.sample(logits, self._args)
+        adjustments = [_adjustment(seqs[row], row, positions[row]) for row in self._adjusted]
+        return sample_adjusted(self._executor, logits, self._args, adjustments)
 
 
-def _arguments(seqs: Seq[Sequence]) -> SampleArgs:
+class Place(NamedTuple):
+    """Of a token to come: the row of logits that gives it, and its position."""
+
+    seq: Sequence
+    row: int
+    position: int
+
+
+def _places(chunks: Seq[Chunk]) -> list[Place]:
+    places: list[Place] = []
+    row = 0
+    for c in chunks:
+        places += [Place(seq, row, seq.num_tokens) for seq in c.sampled]
+        places += [Place(c.seq, row + draft, c.seq.num_tokens + draft) for draft in range(1, c.samples)]
+        row += c.samples
+    return places
+
+
+def _accepted(chunks: Seq[Chunk], found: Seq[tuple[list[Sequence], Sampled]]) -> list[Drawn]:
+    """The rows to take: a chunk's first, and each whose drafts before are what the rows before it gave."""
+    token_ids = [token_id for _, sampled in found for token_id in sampled.ids.tolist()]
+    rows: list[int] = []
+    at = 0
+    for c in chunks:
+        if c.samples > 1:
+            c.accepted = _equal(c.seq.ids[c.seq.num_tokens :][: c.drafts].tolist(), token_ids[at:])
+            rows += range(at, at + 1 + c.accepted)
+            at += c.samples
+        else:
+            rows += range(at, at + len(c.sampled))
+            at += len(c.sampled)
+    drawn: list[Drawn] = []
+    at = 0
+    for seqs, sampled in found:
+        drawn.append(Drawn(seqs, sampled, [row - at for row in rows if at <= row < at + len(seqs)]))
+        at += len(seqs)
+    return drawn
+
+
+def _equal(drafts: Seq[int], token_ids: Seq[int]) -> int:
+    """How many of the drafts, from the first on, are these tokens."""
+    pairs = zip(drafts, token_ids, strict=False)
+    return next((i for i, (draft, token_id) in enumerate(pairs) if draft != token_id), len(drafts))
+
+
+def _adjustment(seq: Sequence, row: int, position: int) -> Adjustment:
+    """Of a row that gives the token at a position."""
+    return Adjustment(row, seq.request.sampling, seq.ids[:position], seq.prompt_tokens)
+
+
+def _arguments(seqs: Seq[Sequence], positions: Seq[int]) -> SampleArgs:
     samplings = [seq.request.sampling for seq in seqs]
     return SampleArgs(
         temperature=np.array([s.temperature for s in samplings], np.float32),
@@ -73,7 +146,7 @@ def _arguments(seqs: Seq[Sequence]) -> SampleArgs:
         min_p=np.array([s.min_p for s in samplings], np.float32),
         seed=np.array([seq.request.seed for seq in seqs], np.uint64),
         sample_index=np.array([seq.sample_index for seq in seqs], np.int32),
-        position=np.array([seq.num_tokens for seq in seqs], np.int32),
+        position=np.array(positions, np.int32),
         num_top=max(_num_top(seq) for seq in seqs),
         logprobs=any(s.logprobs is not None for s in samplings),
     )

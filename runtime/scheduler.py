@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from runtime.kv.cache import Cache
@@ -29,13 +30,14 @@ class Chunk:
 
     score: the positions among them whose rows score the next prompt token. samples: how many of its last
     tokens' rows are sampled: none, that of its last known token, or the rows of its drafts too, which are its
-    last tokens, in seq.ids from seq.num_tokens on.
+    last tokens, in seq.ids from seq.num_tokens on. accepted: how many of these turned out to be right.
     """
 
     seq: Sequence
     count: int
     score: range
     samples: int = 0
+    accepted: int = 0
 
     @property
     def sample(self) -> bool:
@@ -46,8 +48,24 @@ class Chunk:
     def drafts(self) -> int:
         return max(0, self.samples - 1)
 
+    @property
+    def right(self) -> int:
+        """Tokens of its sequence that are in the cache and right, once the step is done."""
+        return self.seq.computed + self.count - self.drafts + self.accepted
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether drafts can follow: all but its last known token is computed, and more than one may come."""
+        seq = self.seq
+        return (
+            self.samples == self.count == 1
+            and not self.score
+            and not seq.forks
+            and seq.num_tokens + 1 < seq.max_tokens
+        )
+
     def cut(self, drafts: int) -> None:
-        """Leave it so many of its drafts."""
+        """Have so many drafts."""
         self.count -= self.drafts - drafts
         self.samples = 1 + drafts
 
@@ -57,6 +75,10 @@ class Chunk:
         if not self.samples:
             return []
         return [self.seq, *(child for child in self.seq.forks if not child.finished)]
+
+
+# How many drafts each of some chunks gets. Arguments: these, the most for each, and all of the step's.
+Wanted = Callable[[Seq[Chunk], Seq[int], Seq[Chunk]], Seq[int]]
 
 
 class Scheduler:
@@ -114,8 +136,11 @@ class Scheduler:
         self.running.remove(seq)
         self.kept.append(seq)
 
-    def schedule(self) -> list[Chunk]:
-        """The next step's chunks, at most one per sequence, in order. Their blocks are held."""
+    def schedule(self, wanted: Wanted | None = None) -> list[Chunk]:
+        """The next step's chunks, at most one per sequence, in order. Their blocks are held.
+
+        wanted: asked for drafts, which take what all others leave of the step and of the blocks.
+        """
         chunks = self._next_chunks()
         while not chunks and self.running:  # all wait for peers, for whom the youngest makes room
             if self.running[0] in self.running[-1].peers:
@@ -124,6 +149,8 @@ class Scheduler:
             chunks = self._next_chunks()
         if not chunks and not self.running and self._waiting:
             chunks = self._next_chunks()  # what is alone now, but lacked a block to copy to, starts anew
+        if wanted is not None:
+            self._add_drafts(chunks, wanted)
         return chunks
 
     def fork(self, parent: Sequence, child: Sequence, computed: int) -> None:
@@ -195,6 +222,25 @@ class Scheduler:
         if count <= 0:
             return None
         return Chunk(seq, count, score, int(seq.generates and seq.computed + count == seq.num_tokens))
+
+    def _add_drafts(self, chunks: Seq[Chunk], wanted: Wanted) -> None:
+        left = min(self.limits.draft_rows, self.limits.max_step_tokens - sum([c.count for c in chunks]))
+        ready = [chunk for chunk in chunks if chunk.may_draft] if left > 0 else []
+        if not ready:
+            return
+        most = [min(left, chunk.seq.max_tokens - chunk.seq.num_tokens - 1) for chunk in ready]
+        for chunk, want, fit in zip(ready, wanted(ready, most, chunks), most, strict=True):
+            drafts = self._hold(chunk.seq, min(want, fit, left))
+            chunk.cut(drafts)
+            left -= drafts
+
+    def _hold(self, seq: Sequence, drafts: int) -> int:
+        """Hold blocks for drafts; for how many, where fewer are free."""
+        if drafts > 0:
+            drafts = min(drafts, self.cache.chunk_limit(seq, self.running) - 1)
+        if drafts <= 0 or self.cache.extend(seq, seq.num_tokens + drafts):
+            return max(0, drafts)
+        return min(table.length for table in seq.tables) * self.cache.block - seq.num_tokens
 
     def _make_room(self, seq: Sequence, count: int) -> bool:
         """Hold blocks for the next `count` tokens, preempting the youngest; False if that was `seq`."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from runtime.core import Core
+from runtime.speculation.speculation import Speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,15 @@ class Stats:
     blocks_free: list[int]
     blocks_pinned: list[int]  # promised to pinned prefixes
     blocks_cached: list[int]  # of the free ones, those that a prefix hit can revive
+    drafter: str | None = None  # as it was chosen; None: nothing is drafted
+    drafted_tokens: int = 0  # drafts that were verified
+    accepted_tokens: int = 0  # of these, those that were right
+    draft_positions: tuple[tuple[int, int], ...] = ()  # (drafted, accepted) at each place of a draft
+    verify_steps: int = 0  # that had drafts
+    draft_s: float = 0.0  # in the drafter, of step_s
+    draft_failures: int = 0  # of the drafter, each of which cost its drafts
+    draft_stopped: str | None = None  # why nothing is drafted any more
+    speedup: float | None = None  # all steps' time without drafts over theirs, as it is estimated
 
     def __str__(self) -> str:
         return "\n".join(
@@ -47,8 +58,19 @@ class Stats:
                 f"{self.preemptions} preemptions; {self.swapped_blocks} blocks swapped out, "
                 f"{self.restored_blocks} in; {self.evicted_blocks} evicted",
                 *map(self._group, range(len(self.blocks_total))),
+                *([] if self.drafter is None else self._drafts()),
             ]
         )
+
+    def _drafts(self) -> list[str]:
+        share = "" if not self.drafted_tokens else f" ({self.accepted_tokens / self.drafted_tokens:.0%})"
+        speedup = "" if self.speedup is None else f", an estimated {self.speedup:.2f} times as fast"
+        stopped = "" if self.draft_stopped is None else f"; it was stopped: {self.draft_stopped}"
+        return [
+            f"drafts by {self.drafter}: {self.accepted_tokens} of {self.drafted_tokens} accepted{share} in "
+            f"{self.verify_steps} steps, {self.draft_s:.2f} s in the drafter{speedup}; "
+            f"{self.draft_failures} failures{stopped}"
+        ]
 
     def _group(self, i: int) -> str:
         return (
@@ -81,4 +103,20 @@ def stats(core: Core) -> Stats:
         blocks_free=free,
         blocks_pinned=[scheduler.cache.pins.blocks(group) for group in scheduler.cache.groups],
         blocks_cached=[pool.num_cached for pool in pools],
+        **({} if core.speculation is None else _draft_counts(core.speculation)),
+    )
+
+
+def _draft_counts(speculation: Speculation) -> dict[str, Any]:
+    total = speculation.total
+    return dict(
+        drafter=speculation.drafter.name,
+        drafted_tokens=total.drafted,
+        accepted_tokens=total.accepted,
+        draft_positions=total.positions,
+        verify_steps=speculation.verify_steps,
+        draft_s=speculation.draft_s,
+        draft_failures=speculation.failures,
+        draft_stopped=speculation.stopped,
+        speedup=speculation.speedup,
     )

@@ -5,7 +5,7 @@ A fork shares all blocks, the last, partial one too; whoever writes to a shared 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 
 from runtime.kv.blocks import BlockPool, Sealed
@@ -19,7 +19,10 @@ from runtime.sequence import Sequence
 
 
 class Cache:
-    """All groups. Block ids are per group; the block size is one for all."""
+    """All groups. Block ids are per group; the block size is one for all.
+
+    on_free: told of every sequence that is taken off its blocks.
+    """
 
     def __init__(
         self,
@@ -36,6 +39,7 @@ class Cache:
         self.prefixes = Prefixes(self.groups, self.pools, block, salt or b"octavo")
         self.pins = Pins(self.groups, block)
         self.moves, self.log = Moves(), log or Log()
+        self.on_free: Callable[[Sequence], None] | None = None
         self._tails = [index for index, group in enumerate(self.groups) if group.tail]
 
     def admit(self, seq: Sequence, step_tokens: int, others: Seq[Sequence] = ()) -> bool:
@@ -130,6 +134,13 @@ class Cache:
                 table.ids[table.first] = 0
                 table.first += 1
 
+    def trim(self, seq: Sequence) -> None:
+        """Give back the blocks beyond the next token's, which were held for drafts."""
+        need = seq.computed // self.block + 1
+        for table, pool in zip(seq.tables, self.pools, strict=True):
+            while table.length > need:
+                pool.release(table.pop())
+
     def fork(self, parent: Sequence, child: Sequence, computed: int) -> bool:
         """Start the child, whose first `computed` tokens are the parent's, from the parent's blocks.
 
@@ -161,6 +172,8 @@ class Cache:
             for block in reversed(table.live()):
                 pool.release(block)
         seq.tables, seq.computed, seq.alone_in = [], 0, None
+        if self.on_free is not None:
+            self.on_free(seq)
 
     def check(self, holders: Iterable[Sequence]) -> None:
         """Assert the invariants of all pools, given every sequence that holds blocks."""

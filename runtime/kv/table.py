@@ -22,6 +22,12 @@ class Table:
         self.length += 1
         self.version += 1
 
+    def pop(self) -> int:
+        """Take the last block off."""
+        assert self.length > self.first
+        self.length -= 1
+        return self.ids.item(self.length)
+
     def replace(self, index: int, block: int) -> None:
         """Read another block from now on, a copy of the one there."""
         assert self.first <= index < self.length

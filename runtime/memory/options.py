@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,16 +13,21 @@ from runtime.kv.budget import Budget, most_swap_blocks, plan_blocks
 from runtime.limits import Limits
 from runtime.manifest import KVGroup, Model
 from runtime.memory.plan import MemoryPlan, Place, Workspace
+from runtime.sampling import MAX_DRAFT_TOKENS
+from runtime.speculation.choose import DRAFT_TOKENS, check_draft, draft_rows
 
 
 @dataclass(frozen=True)
 class Options:
-    """threads: None for the cores here."""
+    """threads: None for the cores here. draft: a drafter's name or an artifact's path; None: nothing is
+    drafted."""
 
     limits: Limits
     budget: Budget
     swap_bytes: int
     threads: int | None = None
+    draft: str | None = None
+    max_draft_tokens: int = DRAFT_TOKENS
 
     @staticmethod
     def of(
@@ -31,15 +37,20 @@ class Options:
         max_requests: int | None,
         swap_memory: int | str,
         threads: int | None = None,
+        draft: str | os.PathLike[str] | None = None,
+        max_draft_tokens: int | None = None,
     ) -> Options:
         """Raises ResourceError for a value that is none."""
-        limits = Limits(
-            _count("max_step_tokens", max_step_tokens, Limits.max_step_tokens),
-            _count("max_requests", max_requests, Limits.max_requests),
-        )
+        step_tokens = _count("max_step_tokens", max_step_tokens, Limits.max_step_tokens)
+        requests = _count("max_requests", max_requests, Limits.max_requests)
+        drafter = check_draft(draft)
+        draft_tokens = _count("max_draft_tokens", max_draft_tokens, DRAFT_TOKENS, MAX_DRAFT_TOKENS)
+        rows = 0 if drafter is None else draft_rows(draft_tokens, step_tokens, requests)
+        limits = Limits(step_tokens, requests, draft_rows=rows)
         threads = None if threads is None else _count("threads", threads, 1)
         budget = Budget.of(kv_blocks, kv_memory)
-        return Options(limits, budget, machine.parse_bytes(swap_memory, "swap_memory"), threads)
+        swap_bytes = machine.parse_bytes(swap_memory, "swap_memory")
+        return Options(limits, budget, swap_bytes, threads, drafter, draft_tokens)
 
     def plan(
         self,
@@ -72,11 +83,11 @@ class Options:
         return planned(counts, kv_budget=kv_bytes if self.budget.blocks is None else None)
 
 
-def _count(name: str, value: int | None, default: int) -> int:
+def _count(name: str, value: int | None, default: int, most: int = 2**20) -> int:
     """The value or, where none is given, the default."""
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**20:
-        what, todo = f"{name} = {shown(value)}", "Use an integer from 1 to 1048576"
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        what, todo = f"{name} = {shown(value)}", f"Use an integer from 1 to {most}"
         raise ResourceError(what, where="load", todo=todo)
     return value

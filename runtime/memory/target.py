@@ -25,6 +25,8 @@ def plan(
     max_step_tokens: int | None = None,
     max_requests: int | None = None,
     swap_memory: int | str = 0,
+    draft: str | os.PathLike[str] | None = None,
+    max_draft_tokens: int = 8,
 ) -> MemoryPlan:
     """The memory that load() would take with these options. Nothing is taken, and no weights are read.
 
@@ -32,7 +34,15 @@ def plan(
     without such a GPU, and of an artifact of shapes alone, it says what is unknown. Raises ArtifactError,
     ResourceError.
     """
-    options = Options.of(kv_blocks, kv_memory, max_step_tokens, max_requests, swap_memory)
+    options = Options.of(
+        kv_blocks,
+        kv_memory,
+        max_step_tokens,
+        max_requests,
+        swap_memory,
+        draft=draft,
+        max_draft_tokens=max_draft_tokens,
+    )
     artifact = Artifact.open(path, verify="fast")
     found = artifact.target(choose_target(artifact) if target is None else target)
     if isinstance(found, CpuTarget):

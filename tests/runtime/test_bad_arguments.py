@@ -49,6 +49,7 @@ FIELDS = {
         *({1: bias} for bias in (100.5, -101, float("inf"), NAN, True, None, "1", HUGE)),
         *([(1, 2.0), (1, 3.0)], [(1, 2.0, 3.0)]),
     ],
+    "draft_tokens": [65, *NO_COUNT],
 }
 SERVICE = {
     "priority": [1001, -1001, *NO_COUNT[1:]],
@@ -68,6 +69,9 @@ LOAD = {
     "verify": ["slow", "", *NO_TEXT],
     "digest": ["", "sha256:0", *NO_TEXT],
     "isa": ["v9", "", *NO_TEXT],
+    "draft": ["abacus", "", "a\0b", "/nowhere", *NO_TEXT],
+    "acceptance": ["always", "", None, *NO_TEXT],
+    "max_draft_tokens": [0, 65, *NO_COUNT],
 }
 
 
@@ -158,6 +162,7 @@ def test_what_is_generated_from_is_refused(engine: runtime.Engine) -> None:
         "logit_bias": [v for v in FIELDS["logit_bias"] if v is not None],
         "seed": [*FIELDS["seed"][:4], [1, 2], ["x"]],
         "stream": [None, 1, "x", np.array([1, 2])],
+        **{name: LOAD[name] for name in ("draft", "acceptance", "max_draft_tokens")},
     }
     rest = set(inspect.signature(runtime.generate).parameters) - {"engine", "prompts", "sampling"}
     assert set(table) == rest
