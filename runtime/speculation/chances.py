@@ -9,7 +9,8 @@ FIRST = 0.7  # of a draft, after one that was accepted, when nothing was seen ye
 OWN_MEMORY, ALL_MEMORY = 0.95, 0.99  # what an older draft weighs at each that comes after it at its place
 TRUST = 4.0  # drafts that what is known of all requests weighs, beside a request's own
 FORGET = 0.5  # of a request's own drafts, at each probe after it stopped drafting
-SHORT, LONG = 8, 512  # steps between two probes
+SHORT, LONG, LONGER = 4, 512, 1.5  # steps between two probes, and how many times longer than before
+UNLIKELY = 0.5  # a draft that is accepted although its chance was less is followed by a probe at once
 
 
 @dataclass(slots=True)
@@ -82,10 +83,14 @@ class Chances:
     def learn(self, key: Hashable, drafted: int, accepted: int) -> None:
         request = self.request(key)
         if request.probes:
-            request.counts.forget(FORGET)
-            request.interval = 1 if accepted == drafted else min(max(SHORT, 2 * request.interval), LONG)
-            request.wait, request.probes = request.interval, False
+            self._probed(request, accepted == drafted and self.of(request)[drafted - 1] < UNLIKELY)
         for counts in (request.counts, self._all):
             counts.add(drafted, accepted)
         request.chances = None
         self.verified += 1
+
+    def _probed(self, request: Drafted, surprised: bool) -> None:
+        request.counts.forget(FORGET)
+        longer = min(max(SHORT, round(LONGER * request.interval)), LONG)
+        request.interval = request.wait = 1 if surprised else longer
+        request.probes = False

@@ -2,7 +2,8 @@
 
 Times are kept by size. What all of them have in common, a machine that is shared or a context that grows, is
 a factor of its own: it moves with every step that is told, so that sizes which did not run lately stay right.
-Between sizes lie straight lines. A size that ran seldom is moved towards a line through its neighbours.
+Between sizes lie straight lines. A size that ran seldom, or long ago, is moved towards a line through its
+neighbours.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ NEAR = 0.1  # sizes that differ by this share count half as much in a size's lin
 SLOPE = 0.04  # of a step's time that a token more takes, until sizes differ enough to tell
 TRUST = 2.0  # what that weighs: squared distances in tokens of steps from their mean
 REDRAW = 8  # times told after which the lines are drawn anew
+FADE = 0.96  # what a size's times weigh then, of what they did
 
 
 @dataclass(slots=True)
 class Size:
-    """Steps of about so many tokens. time_s: without what is common."""
+    """Steps of about so many tokens. time_s: without what is common. weight: of its times in a line."""
 
     tokens: float
     time_s: float
     count: int = 1
+    weight: float = 1.0
 
 
 class Costs:
@@ -56,7 +59,7 @@ class Costs:
             self._at = []
             return
         off = min(max(seconds / (size.time_s * self._speed), 1 / OUTLIER), OUTLIER) - 1
-        size.count += 1
+        size.count, size.weight = size.count + 1, min(size.weight + 1, 1 / TIME_RATE)
         size.tokens += (tokens - size.tokens) / size.count
         size.time_s *= 1 + off * max(TIME_RATE, 1 / size.count)
         self._speed *= 1 + off * SPEED_RATE
@@ -84,6 +87,8 @@ class Costs:
         lines = [_line(size.tokens, sizes) for size in sizes]
         self._at, self._at_s = [size.tokens for size in sizes], [time_s for time_s, _ in lines]
         self._slopes, self._told = [lines[0][1], lines[-1][1]], 0
+        for size in sizes:
+            size.weight *= FADE
 
 
 def _line(tokens: float, sizes: list[Size]) -> tuple[float, float]:
@@ -102,7 +107,7 @@ def _line(tokens: float, sizes: list[Size]) -> tuple[float, float]:
 
 def _weight(size: Size, tokens: float) -> float:
     off = (max(size.tokens / tokens, tokens / size.tokens) - 1) / NEAR
-    return min(size.count, 1 / TIME_RATE) / (1 + off * off)
+    return size.weight / (1 + off * off)
 
 
 def _index(tokens: float) -> int:

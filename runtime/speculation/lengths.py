@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -34,34 +35,41 @@ class Prices:
         return self.drafter.at(requests) if self.drafter else self.share * self.target.at(samples)
 
 
-def best(
-    chances: Seq[Seq[float]], samples: int, tokens: int, room: int, prices: Prices
-) -> tuple[list[int], float]:
+def best(chances: Seq[Seq[float]], samples: int, tokens: int, prices: Prices) -> tuple[list[int], float]:
     """The lengths, and what they give beside none: tokens per second over tokens per second.
 
     chances: of each request's drafts, falling; samples: tokens without drafts; tokens: that are computed
-    then; room: for drafts of all together.
+    then.
     Tried are all depths, each with the drafts whose chances are above one bound or another.
     """
     plain = samples / prices.step_s(samples, tokens, 0)
     lengths, top = [0] * len(chances), plain * WORTH
     for least in LEAST_CHANCES if len(chances) > 1 else (0.0,):
-        for found, rate in _deeper(chances, least, samples, tokens, room, prices):
+        for found, rate in _deeper(chances, least, samples, tokens, prices):
             if rate > top:
                 lengths, top = found, rate
     return lengths, max(1.0, top / plain) if any(lengths) else 1.0
 
 
 def _deeper(
-    chances: Seq[Seq[float]], least: float, samples: int, tokens: int, room: int, prices: Prices
+    chances: Seq[Seq[float]], least: float, samples: int, tokens: int, prices: Prices
 ) -> Iterator[tuple[list[int], float]]:
     """Lengths with one more place each, of the drafts above the bound, and tokens per second."""
     lengths, given, drafter_s, place = [0] * len(chances), float(samples), 0.0, 0
-    while going := [i for i, row in enumerate(chances) if place < len(row) and row[place] > least][:room]:
-        place, room = place + 1, room - len(going)
+    while going := [i for i, row in enumerate(chances) if place < len(row) and row[place] > least]:
+        place += 1
         given += sum([chances[i][place - 1] for i in going])
         drafter_s += prices.round_s(samples, len(going))
         for i in going:
             lengths[i] = place
         drafts = sum(lengths)
         yield list(lengths), given / (prices.step_s(samples, tokens, drafts) + drafter_s)
+
+
+def fitted(lengths: list[int], room: int) -> list[int]:
+    """With `room` drafts in all, at most: the longest are cut, and then the last requests go without."""
+    while sum(lengths) > room and max(lengths) > 1:
+        longest = max(lengths)
+        lengths = [min(length, longest - 1) for length in lengths]
+    left = itertools.accumulate(lengths, initial=0)
+    return [length if before + length <= room else 0 for length, before in zip(lengths, left, strict=False)]

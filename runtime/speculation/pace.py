@@ -19,12 +19,12 @@ from dataclasses import dataclass
 
 from runtime.speculation.chances import Chances, Drafted
 from runtime.speculation.costs import Costs
-from runtime.speculation.lengths import Prices, best
+from runtime.speculation.lengths import Prices, best, fitted
 
 COLD_DRAFTS, COLD_VERIFIED = 4, 8  # drafts of one request, at most, until so many were verified
 GROWTH = 1.5  # no step is larger than the largest so far by more than this, or by COLD_DRAFTS
-FRESH, FAST = (48, 128), 1.5  # steps with drafts before one goes without, to see what that takes: more of
-# them where drafts have it give more than so many times the tokens
+FRESH = 8, 128, 0.005  # steps with drafts before one goes without, to see what that takes: as many as have it
+# cost this share of the tokens, within bounds
 DEPTH, LEAK = 1.5, 0.005  # plain steps that may be lost at once, and the share of a loss that a step forgets
 GAINED = 5.0  # plain steps of gain that count against later losses
 HOLD = 4  # steps of the same requests that lengths stay for
@@ -51,7 +51,10 @@ class Pace:
         self._target, self._drafter = Costs(), Costs()
         self._chances = Chances(most)
         self._balance_s = 0.0  # gained by drafts lately, or lost
-        self._since_plain, self._fast = 0, False  # steps since the last without drafts
+        self._since_plain, self._fresh = (
+            0,
+            FRESH[0],
+        )  # steps since the last without drafts, and until the next
         self._asked: tuple[Seq[Hashable], Seq[int], int, bool] | None = None
         self._held: list[int] = []  # what was found when that was asked first
         self._left = 0  # times to give it again
@@ -63,7 +66,7 @@ class Pace:
         none, pure = [0] * len(keys), tokens == samples
         if not keys or not self._target or not samples:
             return none
-        if pure and (not self._target.knows(samples) or self._since_plain >= FRESH[self._fast]):
+        if pure and (not self._target.knows(samples) or self._since_plain >= self._fresh):
             return none
         if self._balance_s < -DEPTH * self._target.at(samples):
             return none
@@ -73,7 +76,7 @@ class Pace:
             self._asked, self._held = asked, self._find(requests, most, samples, tokens)
             self._left = HOLD if self._chances.verified > 2 * COLD_VERIFIED else 1
         self._left -= 1
-        return self._probe(requests, most, list(self._held))
+        return self._probe(requests, most, list(self._held), self._room(tokens))
 
     def learn(
         self, samples: int, tokens: int, seconds: float, draft_s: float = 0.0, verified: Seq[Verified] = ()
@@ -98,6 +101,7 @@ class Pace:
     def forget(self, key: Hashable) -> None:
         """A request that has finished."""
         self._chances.forget(key)
+        self._left = 0
 
     def plain_s(self, samples: int) -> float | None:
         """What a step without drafts takes that gives so many tokens; None if no step was told."""
@@ -111,11 +115,14 @@ class Pace:
     def _find(self, requests: Seq[Drafted], most: Seq[int], samples: int, tokens: int) -> list[int]:
         cap = self._most if self._chances.verified >= COLD_VERIFIED else COLD_DRAFTS
         chances = [self._chances.of(r)[: min(m, cap)] for r, m in zip(requests, most, strict=True)]
-        room = max(COLD_DRAFTS, GROWTH * self._target.largest - tokens)
-        prices = Prices(self._target, self._drafter, self._share)
-        lengths, gain = best(chances, samples, tokens, int(room), prices)
-        self._fast = gain > FAST
-        return lengths
+        lengths, gain = best(chances, samples, tokens, Prices(self._target, self._drafter, self._share))
+        low, high, share = FRESH
+        self._fresh = min(max(low, int((gain - 1) / share)), high)
+        return fitted(lengths, self._room(tokens))
+
+    def _room(self, tokens: int) -> int:
+        """Drafts beside so many tokens in a step that is not much larger than all so far."""
+        return int(max(COLD_DRAFTS, GROWTH * self._target.largest - tokens))
 
     def _longer_s(self, samples: int, drafted: int) -> float:
         """What the drafts of a step with prompts made it longer by, by other steps."""
@@ -128,14 +135,15 @@ class Pace:
         self.saved_s += gain_s
         self._balance_s = min(self._balance_s + gain_s, GAINED * plain_s)
 
-    def _probe(self, requests: Seq[Drafted], most: Seq[int], found: list[int]) -> list[int]:
-        """The lengths found, and a draft of one token for a few without any whose time has come."""
-        left = max(1, len(requests) // 8)
+    def _probe(self, requests: Seq[Drafted], most: Seq[int], found: list[int], room: int) -> list[int]:
+        """The lengths found, and a draft of one token for a few without any whose time has come; for all, if
+        none has any: it also tells what drafts cost."""
+        idle = [i for i, length in enumerate(most) if length and not found[i]]
+        for i in idle:
+            requests[i].wait -= 1
+        due = [i for i in idle if requests[i].wait <= 0][: max(1, len(requests) // 8)]
+        probed = set(due if len(idle) < len(found) else idle[:room] if due else ())
         for i, request in enumerate(requests):
-            request.probes = False
-            if found[i] or not most[i]:
-                continue
-            request.wait -= 1
-            if request.wait <= 0 and left:
-                found[i], request.probes, left = 1, True, left - 1
+            request.probes = i in probed
+            found[i] += request.probes
         return found
