@@ -36,6 +36,7 @@ def compile(
     kv: str | None = None,
     calibration: str | Path | None = None,
     max_kl: float | None = None,
+    draft: str | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Compile a checkpoint into the artifact directory `out` and return its path.
@@ -67,6 +68,9 @@ def compile(
     max_kl: the mean KL, in nats, of the quantised model from what it was, past which it is refused; default
     by format (docs/quantization.md).
 
+    draft: self:int4 bundles the model's own weights as int4, for the CPU, which drafts tokens that the model
+    verifies (runtime.load with draft="self"); algorithm and calibration are the draft's too.
+
     Raises compiler.errors.CompileError with what was wrong, where, and what to do.
     """
     # Imported here so that `import compiler`, which every subcommand does, needs neither sympy nor torch.
@@ -78,7 +82,7 @@ def compile(
         out=out, target=target, dtype=dtype, max_context=max_context, block=block, isa=isa,
         invariant=invariant, weights=weights, check=check, dump_ir=dump_ir, cache=cache, force=force,
         quantize=quantize, group=group, algorithm=algorithm, symmetric=symmetric, keep=keep,
-        activations=activations, kv=kv, calibration=calibration, max_kl=max_kl,
+        activations=activations, kv=kv, calibration=calibration, max_kl=max_kl, draft=draft,
     )  # fmt: skip
     folder = None if dump_ir is None else Path(dump_ir)
     quantization = arguments.quantization(
@@ -88,7 +92,7 @@ def compile(
         source,
         Path(out),
         target,
-        Options(dtype, max_context, block, weights, check, folder, cache, quantization),
+        Options(dtype, max_context, block, weights, check, folder, cache, quantization, draft),
         isa=isa,
         invariant=invariant,
         force=force,
@@ -119,6 +123,7 @@ def preflight(
     kv: str | None = None,
     calibration: str | Path | None = None,
     max_kl: float | None = None,
+    draft: str | None = None,
 ) -> Preflight:
     """What `compile` would read, write and take, from the checkpoint's headers; nothing is written.
 
@@ -138,7 +143,7 @@ def preflight(
     quantization = arguments.quantization(
         quantize, group, algorithm, symmetric, keep, activations, kv, calibration, max_kl
     )
-    options = Options(dtype, max_context, block, weights, check, None, cache, quantization)
+    options = Options(dtype, max_context, block, weights, check, None, cache, quantization, draft)
     return plan_compile(source, Path(out), target, options, isa=isa, invariant=invariant, force=force)
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from compiler.quantization.options import Quantization
 
 SWITCHES = ("symmetric", "invariant", "weights", "check", "cache", "force")
+NAMES = ("algorithm", "activations", "kv", "draft")
 MOST = 2**63  # what a number may be, far beyond what any option takes
 
 
@@ -63,7 +64,9 @@ KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "group": (_or_none(_is_number), "Give a number of inputs, or None"),
     "calibration": (_or_none(_is_path), "Give the path of a text file, or None"),
     "max_kl": (_or_none(_is_real), "Give a number of nats, or None"),
-    **dict.fromkeys(("algorithm", "activations", "kv"), (_or_none(_is_text), "Give a name, or None")),
+    **dict.fromkeys(
+        ("algorithm", "activations", "kv", "draft"), (_or_none(_is_text), "Give a name, or None")
+    ),
     **dict.fromkeys(SWITCHES, (_is_switch, "Give True or False")),
 }
 

@@ -19,26 +19,29 @@ from compiler.check import Checker, random_batch
 from compiler.disk import check_room, refused_writes
 from compiler.errors import CompileError
 from compiler.flight import Preflight, preflight
+from compiler.forward import STEPS, Forward, Job
 from compiler.importers import Imported
-from compiler.options import Options, block_size, check_options, element_type, weight_bytes
-from compiler.pipeline import Stage, pipeline, run_pipeline
+from compiler.options import (
+    Options,
+    block_size,
+    check_options,
+    draft_weight_bytes,
+    element_type,
+    weight_bytes,
+)
 from compiler.progress import Progress, Stopwatch
-from compiler.quantization.decide import Decided
+from compiler.quantization.draft import DraftQuantizer, check_draft, check_imported, draft_quantization
 from compiler.quantization.options import NONE, OWN
-from compiler.quantization.step import STAGES, Quantizer
+from compiler.quantization.step import Quantizer
 from compiler.quantization.store import Store
 from compiler.rates import Rates, keep_rates, measured_rates, read_rates
 from compiler.refusal import OF_A_MODEL, refusal
 from compiler.survey import survey
-from compiler.targets import Target, by_device, find_targets
+from compiler.targets import DRAFT, CpuDraft, CpuTarget, Target, by_device, find_targets
 from compiler.weights import read_as
 from ir.dims import evaluate, product
-from ir.graph import Graph, tensor_of
-from ir.text import print_graph
+from ir.graph import tensor_of
 from ir.types import Tensor
-from passes.base import Pass
-from passes.plan_memory import PlanMemory
-from passes.quantize_weights import QuantizeWeights
 from runtime.artifact import Artifact
 from runtime.errors import ArtifactError
 from runtime.tokenizer import Tokenizer
@@ -109,7 +112,10 @@ def _opened(
     except ValueError as error:
         todo = "Give bytes, or a text like 2GiB"
         raise CompileError(str(error), where="OCTAVO_CACHE_LIMIT", todo=todo) from error
-    return find_targets(targets, isa, invariant), ArtifactWriter(out, force), cache
+    found = find_targets(targets, isa, invariant)
+    if options.draft is not None:
+        check_draft(options.draft, options.quantization, tuple(by_device(found)))
+    return found, ArtifactWriter(out, force), cache
 
 
 def _preflight(source: Any, targets: Sequence[Target], options: Options, out: Path) -> Preflight:
@@ -124,9 +130,10 @@ def _preflight(source: Any, targets: Sequence[Target], options: Options, out: Pa
         num_kinds=len(by_device(targets)),
         dtype=dtype,
         weight_bytes=weight_bytes(options, dtype),
+        draft_weight_bytes=draft_weight_bytes(options),
         max_context=options.max_context,
         block=block_size(options),
-        rates=Rates() if options.check or options.quantization.any else read_rates(cache_folder()),
+        rates=Rates() if options.check or _quantized(options) else read_rates(cache_folder()),
         cached=options.cache,
         quantized=_quantized(options),
     )
@@ -137,7 +144,8 @@ def _quantized(options: Options) -> str:
     asked = options.quantization
     formats = {"weights": asked.weights, "activations": asked.activations, "kv": asked.kv}
     given = [f"{name} {format}" for name, format in formats.items() if format not in (None, NONE)]
-    return ", ".join(given) if asked.any else ""
+    draft = [] if options.draft is None else [f"draft {options.draft}"]
+    return ", ".join((given if asked.any else []) + draft)
 
 
 class Compile:
@@ -152,136 +160,99 @@ class Compile:
         cache: Cache | None = None,
     ) -> None:
         self.writer, self.targets, self.options, self.progress = writer, targets, options, progress
-        self.kinds = by_device(targets)
-        self.built: dict[str, tuple[int, int]] = {}  # of each target: kernels found in the cache, and built
-        self.names = [target.name for target in targets]
-        self.cache, self.watch = cache or Cache(None), Stopwatch(progress)
-        self.cache.note = progress.note
+        self.watch = Stopwatch(progress)
+        cache = cache or Cache(None)
+        cache.note = progress.note
         self.dtype, self.block = element_type(options, targets), block_size(options)
-        self.quantization = options.quantization.resolved(tuple(self.kinds))
+        self.quantization = options.quantization.resolved(tuple(by_device(targets)))
+        self._job = Job(writer, options, self.dtype, self.block, progress, self.watch, cache)
+        self.model = Forward(self._job, self.quantization, targets)
+        self.draft = None if options.draft is None else self._draft(targets)
+
+    def _draft(self, targets: Sequence[Target]) -> Forward:
+        """That of the CPU's target, which has one."""
+        drafting = [CpuDraft(target) for target in targets if isinstance(target, CpuTarget)]
+        return Forward(self._job, draft_quantization(self.quantization), drafting, "draft")
+
+    @property
+    def forwards(self) -> list[Forward]:
+        return [self.model] if self.draft is None else [self.model, self.draft]
 
     def run(self, source: Any) -> Path:
-        with scratch() if self.quantization.any else nullcontext(Path()) as folder:
-            return self._run(source, Store(folder))
+        with scratch() if self.quantization.any or self.draft else nullcontext(Path()) as folder:
+            return self._run(source, folder)
 
-    def _run(self, source: Any, store: Store) -> Path:
-        """store: of the arrays that calibration makes."""
+    def _run(self, source: Any, folder: Path) -> Path:
+        """folder: for the arrays that calibration makes."""
         self.progress.stages(self._stages())
         self.watch.stage("import")
-        keep = self.quantization.weights == OWN
-        wanted = {"max_context": self.options.max_context, "weights": self.options.weights, "keep_grid": keep}
-        imported = importers.load(source, **wanted)
+        imported = self._import(source, keep_grid=self.quantization.weights == OWN)
         self._refuse_what_does_not_fit(imported)
         self._write_tokenizer(imported)
-        quantizer = Quantizer(self.quantization, imported, store, self.progress)
-        checker = self._checker(imported, quantizer) if self.options.check else None
-        lowered = self._lower(imported, quantizer, checker)
-        self._generate(lowered)
-        self._pack(quantizer.imported())
-        self._build()
+        quantizer = Quantizer(self.quantization, imported, Store(folder / "model"), self.progress)
+        checkers = [self._lower(self.model, imported, quantizer)]
+        quantizers = [quantizer]
+        if self.draft is not None:
+            check_imported(imported, self.options.draft or "")
+            if self.quantization.weights == OWN:  # it is fitted to what the codes stand for
+                imported = self._import(source, keep_grid=False)
+            drafting = DraftQuantizer(imported, Store(folder / "draft"), self.progress, quantizer)
+            checkers.append(self._lower(self.draft, imported, drafting))
+            quantizers.append(drafting)
+        for forward in self.forwards:
+            forward.generate()
+        for forward, each in zip(self.forwards, quantizers, strict=True):
+            forward.pack(each.imported())
+        for forward in self.forwards:
+            forward.build()
         self.watch.stage("hash")
-        self.writer.seal(self._manifest(imported, quantizer, lowered), self.progress.advance)
-        self._verify(checker)
+        self.writer.seal(self._manifest(imported, quantizers), self.progress.advance)
+        self._verify(checkers)
         self.watch.stop()
         path = self.writer.publish()
         self._keep_rates(imported, path)
         return path
 
+    def _import(self, source: Any, *, keep_grid: bool) -> Imported:
+        options = self.options
+        wanted = {"max_context": options.max_context, "weights": options.weights, "keep_grid": keep_grid}
+        return importers.load(source, **wanted)
+
     def _stages(self) -> list[str]:
         """The names of those that are to come."""
-        passes = [each.name for each in self._pipeline(None)]
-        if self.options.check:
-            passes = ["check imported", *(name for each in passes for name in (each, f"check {each}"))]
-        if self.quantization.any:
-            at = passes.index("quantize_weights")
-            passes[at:at] = STAGES
-        after = {
-            "generate": self.names,
-            "pack": self.kinds if self.options.weights else (),
-            "build": self.names,
-        }
-        later = [f"{verb} {name}" for verb, names in after.items() for name in names]
-        return ["import", *passes, *later, "hash", *(f"verify {name}" for name in self.names)]
+        passes = [name for forward in self.forwards for name in forward.pass_stages()]
+        later = [name for step in STEPS for forward in self.forwards for name in forward.stages(step)]
+        return ["import", *passes, *later, "hash", *(f"verify {name}" for name in self._tried)]
+
+    @property
+    def _tried(self) -> list[str]:
+        """Targets, as `trial` calls them."""
+        return [target.name for forward in self.forwards for target in forward.targets]
 
     def _refuse_what_does_not_fit(self, imported: Imported) -> None:
         """Again, by the graph: of what the source's headers do not say, it is known only now."""
         each = weight_bytes(self.options, self.dtype)
-        num_bytes = sum(_packed_bytes(tensor_of(w), each) for w in imported.graph.weights)
-        need = num_bytes * len(self.kinds) if self.options.weights else 0
+        sizes = [tensor_of(w) for w in imported.graph.weights]
+        num_bytes = sum(_packed_bytes(size, each) for size in sizes) * len(self.model.kinds)
+        num_bytes += sum(_packed_bytes(size, draft_weight_bytes(self.options)) for size in sizes)
+        need = num_bytes if self.options.weights else 0
         check_room(need, shutil.disk_usage(self.writer.root).free, self.writer.out)
 
-    def _checker(self, imported: Imported, quantizer: Quantizer) -> Checker:
+    def _lower(self, forward: Forward, imported: Imported, quantizer: Quantizer) -> Checker | None:
+        """Run the passes; what checked them, if it was asked for."""
         batch = random_batch(imported.info.vocab_size, imported.info.max_context, self.block)
-        return Checker(quantizer.read, batch)
-
-    def _pipeline(
-        self, read: Callable[[str], Any] | None, decided: Decided | None = None
-    ) -> tuple[Pass, ...]:
-        found = decided or Decided(kv=self.quantization.kv or "")
-        quantized = (found.weights, found.activations, found.kv, found.keys)
-        return pipeline(self.dtype, self.block, read, tuple(self.kinds), *quantized)
-
-    def _lower(self, imported: Imported, quantizer: Quantizer, checker: Checker | None) -> dict[str, Graph]:
-        """The lowered graph for each kind of device: they differ in the memory plan alone."""
-        passes = list(self._pipeline(quantizer.read))
-        lowered: dict[str, Graph] = {}
-
-        def on_stage(stage: Stage) -> None:
-            self.progress.graph(stage.name, stage.graph, stage.count, stage.misses)
-            self._dump(stage)
-            if checker is not None:
-                self.watch.stage(f"check {stage.name}")
-                checker.on_stage(stage)
-            ran = passes[stage.index - 1] if stage.index else None
-            if isinstance(ran, PlanMemory):
-                lowered[ran.device] = stage.graph
-            if stage.index < len(passes) and isinstance(passes[stage.index], QuantizeWeights):
-                decided = quantizer.decide(stage.graph, self.watch.stage, weights=self.options.weights)
-                passes[stage.index :] = self._pipeline(quantizer.read, decided)[stage.index :]
-            if stage.index < len(passes):
-                self.watch.stage(passes[stage.index].name)
-
-        run_pipeline(imported.graph, passes, on_stage)
-        return lowered
-
-    def _dump(self, stage: Stage) -> None:
-        if self.options.dump_ir is None:
-            return
-        name, text = f"{stage.index:02}-{stage.name}.ir", print_graph(stage.graph)
-        self.options.dump_ir.mkdir(parents=True, exist_ok=True)
-        (self.options.dump_ir / name).write_text(text)
-        self.writer.write(f"stages/{name}", text)
-
-    def _generate(self, lowered: dict[str, Graph]) -> None:
-        for graph in lowered.values():
-            self.progress.lowered(graph)
-        for target in self.targets:
-            self.watch.stage(f"generate {target.name}")
-            target.write_graph(lowered[target.device], self.writer)
-            self.progress.sources(target.generate(lowered[target.device], self.writer))
-
-    def _pack(self, imported: Imported) -> None:
-        for device, targets in self.kinds.items() if self.options.weights else ():
-            self.watch.stage(f"pack {device}")
-            path = self.writer.path(targets[0].weights)
-            targets[0].pack(targets, imported.weights, path, self.progress.advance)
-
-    def _build(self) -> None:
-        for target in self.targets:
-            self.watch.stage(f"build {target.name}")
-            before = self.cache.hits, self.cache.misses
-            target.build(self.writer, self.progress.advance, self.cache)
-            hits, misses = self.cache.hits - before[0], self.cache.misses - before[1]
-            self.built[target.name] = hits, misses
-            if hits:
-                self.progress.note(f"  build {target.name}: {hits} of {hits + misses} kernels from the cache")
+        checker = Checker(quantizer.read, batch) if self.options.check else None
+        forward.lower(imported, quantizer, checker)
+        return checker
 
     def _keep_rates(self, imported: Imported, path: Path) -> None:
         """For the estimates of later compiles on this machine."""
-        if self.options.weights and not self.options.check and not self.quantization.any:
-            num_bytes = sum((path / targets[0].weights).stat().st_size for targets in self.kinds.values())
+        plain = not self.options.check and not self.quantization.any and self.draft is None
+        if self.options.weights and plain:
+            files = (targets[0].weights for targets in self.model.kinds.values())
+            num_bytes = sum((path / file).stat().st_size for file in files)
             tensors, kind = len(imported.graph.weights), f"{imported.info.source_kind}, {self.dtype}"
-            measured = measured_rates(self.watch.cpu_s, kind, num_bytes, tensors, self.built)
+            measured = measured_rates(self.watch.cpu_s, kind, num_bytes, tensors, self.model.built)
             keep_rates(cache_folder(), measured)
 
     def _write_tokenizer(self, imported: Imported) -> None:
@@ -297,27 +268,30 @@ class Compile:
         for name, content in imported.tokenizer_files.items():
             self.writer.write(f"tokenizer/{name}", content)
 
-    def _manifest(
-        self, imported: Imported, quantizer: Quantizer, lowered: dict[str, Graph]
-    ) -> dict[str, Any]:
-        tools = {"compiler": cpp.compiler_version()} if "cpu" in self.kinds else {}
+    def _manifest(self, imported: Imported, quantizers: Sequence[Quantizer]) -> dict[str, Any]:
+        tools = {"compiler": cpp.compiler_version()} if "cpu" in self.model.kinds else {}
+        targets = self.model.entries()
+        if self.draft is not None:
+            drafts = {"quantization": quantizers[-1].entry(), **self.draft.entries()[DRAFT]}
+            targets["cpu"] = {**targets["cpu"], "draft": drafts}
         return {
             "name": imported.info.name,
             "made_by": {"octavo": manifest.octavo_version(), **tools},
             "source": manifest.source_entry(imported.info),
-            "model": manifest.model_entry(imported.info, self.dtype, quantizer.entry()),
+            "model": manifest.model_entry(imported.info, self.dtype, quantizers[0].entry()),
             "tokenizer": manifest.tokenizer_entry(imported.tokenizer_files),
-            "kv_groups": manifest.kv_groups(next(iter(lowered.values()))),
-            "targets": {t.name: t.entry(weights=self.options.weights) for t in self.targets},
+            "kv_groups": manifest.kv_groups(next(iter(self.model.lowered.values()))),
+            "targets": targets,
         }
 
-    def _verify(self, checker: Checker | None) -> None:
+    def _verify(self, checkers: Sequence[Checker | None]) -> None:
         """Run each compiled forward as the runtime will; with --check compare it with the interpreter."""
         artifact = trial.open_sealed(self.writer.root)
-        for target in self.targets:
-            self.watch.stage(f"verify {target.name}")
-            if self.options.weights:
-                self._try(target.name, artifact, checker)
+        for forward, checker in zip(self.forwards, checkers, strict=True):
+            for target in forward.targets:
+                self.watch.stage(f"verify {target.name}")
+                if self.options.weights:
+                    self._try(target.name, artifact, checker)
 
     def _try(self, target: str, artifact: Artifact, checker: Checker | None) -> None:
         try:

@@ -125,6 +125,7 @@ def preflight(
     num_kinds: int,
     dtype: str,
     weight_bytes: float,
+    draft_weight_bytes: float,
     max_context: int | None,
     block: int,
     rates: Rates,
@@ -132,9 +133,12 @@ def preflight(
     quantized: str = "",
 ) -> Preflight:
     """num_kinds: of targets that share a file of weights. targets: see Preflight. weight_bytes: of one
-    weight. cached: whether kernels are looked for in the cache.
+    weight; draft_weight_bytes: of one of the draft, 0 where there is none. cached: whether kernels are looked
+    for in the cache.
     """
     num_bytes = estimate.write_bytes(survey, targets, num_kinds, weight_bytes)
+    if draft_weight_bytes:
+        num_bytes += estimate.write_bytes(survey, {"cpu": targets["cpu"]}, 1, draft_weight_bytes)
     seconds = [estimate.seconds(survey, targets, dtype, num_bytes, rates, built) for built in (False, True)]
     return Preflight(
         source=str(source) if isinstance(source, str | Path) else type(source).__name__,

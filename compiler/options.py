@@ -9,6 +9,7 @@ from pathlib import Path
 from codegen.kv_block import BLOCKS
 from compiler.errors import CompileError
 from compiler.importers.model import MAX_CONTEXT
+from compiler.quantization.draft import draft_quantization, own_part
 from compiler.quantization.options import Quantization, check_quantization
 from compiler.targets import Target
 from ir.types import DType
@@ -29,6 +30,7 @@ class Options:
     dump_ir: Path | None = None
     cache: bool = True
     quantization: Quantization = field(default_factory=Quantization)
+    draft: str | None = None
 
 
 def block_size(options: Options) -> int:
@@ -47,10 +49,17 @@ def weight_bytes(options: Options, dtype: str) -> float:
     return DType(dtype).size_bytes if found is None else found / 8
 
 
+def draft_weight_bytes(options: Options) -> float:
+    """Of one weight of the draft; 0 where there is none."""
+    if options.draft is None:
+        return 0.0
+    return (draft_quantization(options.quantization).bits_per_weight or 0.0) / 8
+
+
 def check_options(options: Options) -> None:
     """Raises CompileError on a value that no compile has."""
     dtype, context = options.dtype, options.max_context
-    check_quantization(options.quantization)
+    check_quantization(options.quantization if options.draft is None else own_part(options.quantization))
     if dtype is not None and dtype not in DTYPES:
         what, todo = "not an element type of weights", f"There are {', '.join(DTYPES)}"
         raise CompileError(what, where=f"--dtype {dtype}", todo=todo)

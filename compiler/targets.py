@@ -23,6 +23,7 @@ from ir.graph import Graph
 from ir.text import print_graph
 
 TARGETS = ("cpu", *(device.target for device in triton.DEVICES))
+DRAFT = "draft"  # what a compile calls the draft of its CPU target
 KNOWN = f"There are {', '.join(TARGETS)}"
 
 Report = Callable[[int, int], None]
@@ -90,10 +91,10 @@ class CpuTarget(Target):
         isa = [isa] if isinstance(isa, str) else isa
         for level in isa or ():
             cpp.find_level(level)
-        self._isa = isa
+        self.isa = isa
 
     def levels(self, dtype: str) -> Sequence[str]:
-        return cpp.default_levels(bf16=dtype == "bf16") if self._isa is None else self._isa
+        return cpp.default_levels(bf16=dtype == "bf16") if self.isa is None else self.isa
 
     def generate(self, graph: Graph, writer: ArtifactWriter) -> Mapping[str, str]:
         self.generated = cpp.generate(graph)
@@ -106,12 +107,24 @@ class CpuTarget(Target):
         cpp.pack(self.generated, reader, path, report)
 
     def build(self, writer: ArtifactWriter, report: Report, cache: Cache) -> None:
-        levels = self.generated.default_levels if self._isa is None else self._isa
+        levels = self.generated.default_levels if self.isa is None else self.isa
         self._kernels = cpp.build(writer.path(f"{self.folder}/kernels"), levels, report, cache)
 
     def entry(self, *, weights: bool) -> dict[str, Any]:
         kernels = [manifest.kernel_entry(kernel, f"{self.folder}/kernels") for kernel in self._kernels]
         return {**self._entry(self.generated.weight_order, weights), "kernels": kernels}
+
+
+class CpuDraft(CpuTarget):
+    """The draft of a CPU's target: all of it, the weights too, in a folder of the target's."""
+
+    def __init__(self, drafted: CpuTarget) -> None:
+        super().__init__(drafted.isa)
+        self.name, self.folder = DRAFT, f"{drafted.folder}/draft"
+
+    @property
+    def weights(self) -> str:
+        return f"{self.folder}/weights.safetensors"
 
 
 class GpuTarget(Target):

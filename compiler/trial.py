@@ -21,6 +21,7 @@ import numpy as np
 
 from compiler.check import Batch, pack_step, random_batch
 from compiler.errors import CompilerFault
+from compiler.targets import DRAFT
 from runtime.artifact import Artifact
 from runtime.cpu.executor import CpuExecutor
 from runtime.errors import ArtifactError, OctavoError
@@ -33,6 +34,7 @@ from runtime.limits import Limits
 from runtime.manifest import GpuTarget
 from runtime.step import Step
 
+HERE = ("cpu", DRAFT)  # those that are tried in this process
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_INTERPRETED = 2000  # programs that are worth waiting for: they take some 10 ms each
 TIMEOUT_S = 900  # far above what MAX_INTERPRETED programs take
@@ -49,12 +51,12 @@ def open_sealed(root: Path) -> Artifact:
 
 
 def compiled_logits(artifact: Artifact, target: str) -> Array:
-    """Logits [all tokens in request order, V] of a target, for trial_batch().
+    """Logits [all tokens in request order, V] of a target, or of the CPU's draft, for trial_batch().
 
     Raises NotRun, and CompilerFault where what was compiled fails.
     """
     check_runnable(artifact, target)
-    return logits_of(artifact, target) if target == "cpu" else _in_a_process(artifact, target)
+    return logits_of(artifact, target) if target in HERE else _in_a_process(artifact, target)
 
 
 def trial_batch(artifact: Artifact) -> Batch:
@@ -64,9 +66,9 @@ def trial_batch(artifact: Artifact) -> Batch:
 
 def check_runnable(artifact: Artifact, target: str) -> None:
     """Raises NotRun where this machine lacks what the target needs."""
-    if target == "cpu":
+    if target in HERE:
         try:
-            artifact.kernel()
+            artifact.kernel() if target == "cpu" else artifact.draft_kernel()
         except ArtifactError as error:
             raise NotRun("no kernel was built for this machine's CPU") from error
         return
@@ -137,6 +139,8 @@ def open_executor(artifact: Artifact, target: str, limits: Limits, num_blocks: S
     """A target's executor in this process. Raises ResourceError where the machine lacks what it needs."""
     if target == "cpu":
         return CpuExecutor(artifact, limits, num_blocks, threads=2)
+    if target == DRAFT:
+        return CpuExecutor(artifact, limits, num_blocks, threads=2, compiled=artifact.draft())
     device, compiled = open_target(artifact, cast(GpuTarget, artifact.target(target)))
     return GpuExecutor(device, compiled, limits, num_blocks)
 

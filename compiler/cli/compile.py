@@ -142,6 +142,15 @@ def command(
             rich_help_panel=_QUANTISATION,
         ),
     ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            help="self:int4 bundles the model's own weights as int4, for cpu. They draft, and the model "
+            "verifies, which changes no token (octavo generate --draft self). --algorithm says how.",
+            autocompletion=values.drafts,
+            rich_help_panel=_QUANTISATION,
+        ),
+    ] = None,
     no_weights: Annotated[
         bool,
         typer.Option(
@@ -185,6 +194,8 @@ def command(
 
     octavo compile model.Q4_K_M.gguf -o model.octavo --quantize own
 
+    octavo compile ./model -o model.octavo --draft self:int4
+
     octavo compile ./model -o model.octavo --dry-run
 
     octavo compile ./config -o shapes.octavo --no-weights --target cuda:sm_90
@@ -221,6 +232,7 @@ def command(
         "kv": kv,
         "calibration": calibration,
         "max_kl": max_kl,
+        "draft": draft,
     }
     if dry_run:
         found = compiler.preflight(source, out, **asked)

@@ -68,6 +68,10 @@ def kv_formats(incomplete: str) -> Sequence[str]:
     return ("f32", "bf16", "int8", "fp8", "int4", "int2")
 
 
+def drafts(incomplete: str) -> Sequence[str]:
+    return ("self:int4",)
+
+
 def blocks(incomplete: str) -> Sequence[str]:
     return ("8", "16", "32", "64")
 

@@ -60,7 +60,9 @@ class Decided:
 
 @dataclass
 class Decision:
-    """One model's. graph: paged, with rows selected. asked: with defaults in their places."""
+    """One model's. graph: paged, with rows selected. asked: with defaults in their places. keys: how keys are
+    shifted and scaled, where that was found before.
+    """
 
     asked: Quantization
     graph: Graph
@@ -68,6 +70,7 @@ class Decision:
     store: Store
     report: Report = lambda done, total: None
     note: Callable[[str], None] = lambda text: None
+    keys: Mapping[str, KeyGrid] | None = None
 
     def __post_init__(self) -> None:
         self.matrices = {arg.name: (arg, uses) for arg, uses in find_matrices(self.graph).items()}
@@ -133,14 +136,16 @@ class Decision:
 
     def _fit(self, formats: Mapping[str, str]) -> Fitted:
         grids = self._grids(formats) if self.asked.calibrates else {}
-        keys = self.asked.kv in SHARED_KEYS
+        keys = self.asked.kv in SHARED_KEYS and self.keys is None
+        known = dict(self.keys or {})
         if not grids and not keys:
-            return Fitted()
+            return Fitted(keys=known)
         run = Calibration(
             self.graph, self._read, grids, self.asked.algorithm or "", self._activations(), self.store, keys,
             self.report,
         )  # fmt: skip
-        return run.run(self._calibration_text())
+        found = run.run(self._calibration_text())
+        return found if keys else replace(found, keys=known)
 
     def _grids(self, formats: Mapping[str, str]) -> dict[str, Grid]:
         """Of the matrices that are fitted: not of tables, which are rounded row by row."""

@@ -96,6 +96,24 @@ def measure(
     return Measured(total.result(), layers.result(), text.source)
 
 
+def divergence(
+    expected: Graph,
+    read_expected: WeightReader,
+    found: Graph,
+    read_found: WeightReader,
+    text: Windows,
+    report: Report = lambda done, total: None,
+) -> Divergence:
+    """Of `found` from `expected`, whatever they have in common."""
+    total = Comparison()
+    for index, ids in enumerate(text.ids):
+        first = logits_of(expected, read_expected, ids)
+        report(2 * index + 1, 2 * len(text.ids))
+        total.add(first, logits_of(found, read_found, ids), np.append(ids[1:], -1)[::EVERY])
+        report(2 * index + 2, 2 * len(text.ids))
+    return total.result()
+
+
 def logits_of(graph: Graph, read: WeightReader, ids: Array, compute: Compute | None = None) -> Array:
     """[Q, V] of one window, at every EVERY-th position."""
     states = {v.name: v.type for v in graph.inputs if isinstance(v.type, KV)}

@@ -33,15 +33,21 @@ def entry(asked: Quantization, decided: Decided) -> dict[str, Any]:
     }
 
 
-def _error(measured: Measured) -> dict[str, Any]:
-    found = measured.divergence
+def divergence_entry(found: Divergence, text: str) -> dict[str, Any]:
+    """As a manifest has it. text: what it was measured on."""
     return {
-        "text": measured.text,
+        "text": text,
         "positions": found.positions,
         "mean_kl": _number(found.mean_kl),
         "p99_kl": _number(found.p99_kl),
         "top1_agreement": _number(found.top1),
         "perplexity_ratio": _number(found.perplexity_ratio),
+    }
+
+
+def _error(measured: Measured) -> dict[str, Any]:
+    return {
+        **divergence_entry(measured.divergence, measured.text),
         "layers": [
             {"layer": e.loc, "format": e.format, "relative_error": _number(e.error), "weights": e.weights}
             for e in measured.layers

@@ -26,7 +26,9 @@ class Quantizer:
 
     def __init__(self, asked: Quantization, imported: Imported, store: Store, progress: Progress) -> None:
         self.asked, self.decided = asked, Decided()
-        self._imported, self._store, self._progress = imported, store, progress
+        self.store = store
+        self._imported, self._progress = imported, progress
+        self._graph = imported.graph  # paged, once `decide` has it
         self._weights = {weight.name: weight for weight in imported.graph.weights}
 
     @property
@@ -39,17 +41,25 @@ class Quantizer:
 
         Raises CompileError for a model that is too far from what it was, with figures and what to do.
         """
+        self._graph = graph
         if not self.asked.any:
             return self.decided
-        told = self._progress
         stage("calibrate")
-        asked = self.asked if weights else replace(self.asked, algorithm="rtn")
-        decision = Decision(asked, graph, self._imported, self._store, told.advance, told.note)
+        decision = self._decision(graph, self.asked if weights else replace(self.asked, algorithm="rtn"))
         self.decided = decision.first(weights=weights)
         stage("measure")
-        if weights and asked.changes:
+        if weights and self.asked.changes:
             self._measure(decision)
         return self.decided
+
+    @property
+    def quantized(self) -> Graph:
+        """What was decided of the paged graph."""
+        return self.decided.run(self._graph)
+
+    def _decision(self, graph: Graph, asked: Quantization) -> Decision:
+        told = self._progress
+        return Decision(asked, graph, self._imported, self.store, told.advance, told.note)
 
     def _measure(self, decision: Decision) -> None:
         windows = decision.held_out()
@@ -68,14 +78,14 @@ class Quantizer:
 
     def imported(self) -> Imported:
         """With the arrays that were fitted among its weights."""
-        if not self._store.names:
+        if not self.store.names:
             return self._imported
-        return replace(self._imported, weights=LayeredSource([self._store, self._imported.weights]))
+        return replace(self._imported, weights=LayeredSource([self.store, self._imported.weights]))
 
     def read(self, name: str) -> Any:
         """A weight's array, in the element type that the graph gives it."""
-        if name in self._store.names:
-            return self._store.read(name)
+        if name in self.store.names:
+            return self.store.read(name)
         return read_as(self._imported.weights, self._weights[name])
 
     def entry(self) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from runtime.cpu.abi import address
 from runtime.cpu.forward import CpuForward
 from runtime.kv.budget import swap_places
 from runtime.limits import Limits
-from runtime.manifest import KVGroup
+from runtime.manifest import CpuTarget, KVGroup
 from runtime.memory.mapping import anonymous
 
 
@@ -24,7 +24,7 @@ class CpuExecutor(CpuForward):
 
     swap_blocks: places for preempted requests' blocks, see runtime.kv.budget.swap_places. draft: the forward
     of the artifact's own draft on the same pools, for steps of a token of each request; None: it was not
-    asked for.
+    asked for. compiled: the artifact's draft, to run it in place of the target.
     """
 
     target = "cpu"
@@ -39,13 +39,15 @@ class CpuExecutor(CpuForward):
         *,
         swap_blocks: int = 0,
         draft: bool = False,
+        compiled: CpuTarget | None = None,
     ) -> None:
-        groups, kernel = artifact.manifest.kv_groups, artifact.kernel(isa)
+        groups, target = artifact.manifest.kv_groups, compiled or artifact.cpu
+        kernel = artifact.kernel(isa, target)
         places = swap_places([group.tail for group in groups], swap_blocks, limits)
         artifact.weights()  # there are some
         pools = _blocks(num_blocks, groups, "the KV cache")
         self._places = _blocks(places, groups, "swapped blocks") if swap_blocks else []
-        super().__init__(artifact, artifact.cpu, kernel, limits, pools, threads)
+        super().__init__(artifact, target, kernel, limits, pools, threads)
         self.draft: CpuForward | None = None
         try:
             if draft:
