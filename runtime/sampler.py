@@ -1,6 +1,7 @@
 """Sampling, the slow obvious way, in float64, rule by rule as docs/artifact.md defines it.
 
-The engine samples with compiled code; this is the reference that it is tested against.
+The engine samples with compiled code; this is the reference that it is tested against. Distributions, which
+the rejection rule needs, it takes from here.
 
 Noise comes from Philox-4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3",
 SC'11), keyed by seed and counted by (token id, position, sample index), so that a token does not depend on
@@ -82,6 +83,23 @@ def sample(
     mask = kept(logits, temperature, top_k, top_p, min_p)
     noisy = np.asarray(logits, np.float64) / temperature + gumbel(len(logits), seed, position, sample_index)
     return int(np.argmax(np.where(mask, noisy, -np.inf)))
+
+
+def probabilities(
+    logits: np.ndarray, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> np.ndarray:
+    """What `sample` draws from, over all noise: f64 [V], of one row of logits [V]."""
+    out = np.zeros(len(logits))
+    if temperature == 0:
+        out[np.argmax(logits)] = 1.0
+        return out
+    z = np.asarray(logits, np.float64) / temperature
+    out = np.exp(z - z.max())  # of the likeliest 1
+    if top_k or top_p < 1.0:  # only then the order counts, which takes long to find
+        out[~kept(logits, temperature, top_k, top_p, min_p)] = 0.0
+    else:
+        out[out < min_p] = 0.0
+    return out / out.sum()
 
 
 def top(logits: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -119,7 +119,7 @@ def command(
         repetition_penalty=repetition_penalty,
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
-        logit_bias=[_bias(text) for text in logit_bias or ()],
+        logit_bias=tuple(_bias(text) for text in logit_bias or ()),
         seed=seed,
         stop=tuple(stop or ()),
         logprobs=logprobs,
