@@ -23,6 +23,10 @@ from runtime.kv.group import Group
 from runtime.kv.swap import Swap
 from runtime.limits import Limits
 from runtime.manifest import Model
+from runtime.sequence import Sequence as Sample
+from runtime.speculation.drafter import Drafter
+from runtime.speculation.pace import Pace
+from runtime.speculation.speculation import Speculation
 from runtime.step import Step
 
 BLOCK = 16
@@ -241,6 +245,16 @@ class FakeExecutor:
     def _block(self, group: int, block: int) -> np.ndarray:
         return self._blocks(group)[block]
 
+    def scribble(self, seq: Sample, positions: range) -> None:
+        """Write garbage where a forward of these positions writes: in their slots, or where a group is
+        quantised in its tail's, and in blocks that fill."""
+        for p in positions:
+            for g in range(len(self.windows)):
+                tail, i = self.tails.get(g, g), p // self.block
+                self._block(tail, int(seq.tables[tail].ids[i]))[p % self.block] = mix(99, p)
+                if tail != g and (p + 1) % self.block == 0:
+                    self._block(g, int(seq.tables[g].ids[i]))[:] = mix(98, p)
+
     def close(self) -> None:
         self.closed = True
 
@@ -259,13 +273,18 @@ def fake_engine(
     block: int = BLOCK,
     places: int = 0,
     quantized: tuple[int, ...] = (),
+    drafter: Drafter | None = None,
+    max_draft_tokens: int = 8,
+    draft_rows: int = 64,
 ) -> Engine:
-    """quantized: groups that have tails, see FakeExecutor; kv_blocks counts tails' blocks too."""
+    """quantized: groups that have tails, see FakeExecutor; kv_blocks counts tails' blocks too. draft_rows: if
+    there is a drafter."""
     lifetimes = [*((window, False) for window in windows), *((None, True) for _ in quantized)]
     counts = [kv_blocks] * len(lifetimes) if isinstance(kv_blocks, int) else kv_blocks
     executor = FakeExecutor(counts, list(windows), block, quantized)
     groups = [Group(n, window, tail) for n, (window, tail) in zip(counts, lifetimes, strict=True)]
     cache = Cache(groups, block=block, prefix_cache=prefix_cache)
-    limits = Limits(max_step_tokens, max_requests, score_rows)
+    limits = Limits(max_step_tokens, max_requests, score_rows, draft_rows if drafter else 0)
     model = Model("f32", VOCAB, max_context, None, eos)
-    return Engine(executor, model, cache, limits, tokenizer, Swap(cache, places))
+    speculation = drafter and Speculation(drafter, Pace(max_draft_tokens, share=0.0), VOCAB, cache.log)
+    return Engine(executor, model, cache, limits, tokenizer, Swap(cache, places), speculation=speculation)

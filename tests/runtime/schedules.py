@@ -19,6 +19,8 @@ from runtime.errors import OctavoError, RequestError, ResourceError
 from runtime.loop import Loop
 from runtime.prefix import Prefix
 from runtime.request import Request
+from runtime.sequence import Sequence
+from tests.runtime.drafters import OracleDrafter, RandomPace
 
 MOST_TURNS = 20_000  # to finish all; a request that is not done by then has starved
 
@@ -84,6 +86,7 @@ samples = st.builds(
     logprobs=st.sampled_from((None, 0, 2)),
     prompt_logprobs=st.sampled_from((None, None, None, 0, 1)),
     ignore_eos=st.booleans(),
+    draft_tokens=st.sampled_from((None, None, None, 0, 1, 4, 30)),
 )
 scorings = st.builds(Sampling, max_new_tokens=st.just(0), prompt_logprobs=st.integers(0, 2), seed=seeds)
 searches = st.builds(
@@ -107,6 +110,7 @@ class EngineMachine(RuleBasedStateMachine):
     """
 
     places = 0
+    drafter: OracleDrafter | None = None
 
     def __init__(self, totals: Counter[str], words: list[list[int]], expect: Expect) -> None:
         super().__init__()
@@ -117,6 +121,22 @@ class EngineMachine(RuleBasedStateMachine):
 
     def begin(self, engine: Engine) -> None:
         self.engine, self.loop, self.core = engine, engine._loop, engine._core
+
+    def draft(self, by: str, seed: int, scribble: Callable[[Sequence, range], None] | None = None) -> None:
+        """Have the engine, which was made with a drafter, draft otherwise, and by no clock."""
+        speculation, rng = self.core.speculation, np.random.default_rng(seed)
+        if speculation is None:
+            return
+        speculation._pace = RandomPace(rng, 8)
+        if by != "lookup":
+            fails = 3 if by == "broken" else 0
+            vocab_size = self.engine.model.vocab_size
+            self.drafter = OracleDrafter(self.coming, vocab_size, rng, fails=fails, scribble=scribble)
+            speculation.drafter = self.drafter
+
+    def coming(self, seq: Sequence) -> list[int]:
+        """All that it will give."""
+        return self.expect(tuple(seq.prompt.tolist()), seq.request.sampling)[seq.sample_index].token_ids
 
     @rule(word=indices, length=lengths, sampling=samplings, service=services)
     def submit(self, word, length, sampling, service):
@@ -199,6 +219,9 @@ class EngineMachine(RuleBasedStateMachine):
         steps = self.core.counters.steps
         self.core.step()
         self.core.scheduler.check()
+        block = self.core.scheduler.cache.block
+        for seq in self.core.scheduler.running:
+            assert all(t.length <= seq.computed // block + 1 for t in seq.tables), "held for drafts of before"
         if first is not None and len(first.peers) == 1 and self.core.counters.steps > steps:
             assert first.finished or (first.computed, first.num_tokens) > before
         return True
@@ -210,6 +233,9 @@ class EngineMachine(RuleBasedStateMachine):
             self.finish()
             self.totals.update(self.core.log.events)
             self.totals["samples"] += self.core.counters.finished_samples
+            stats = self.engine.stats()
+            self.totals["accepted"] += stats.accepted_tokens
+            self.totals["rejected"] += stats.drafted_tokens - stats.accepted_tokens
         finally:
             self.engine.close()
 
@@ -226,6 +252,7 @@ class EngineMachine(RuleBasedStateMachine):
         stats = self.engine.stats()
         assert stats.blocks_used == [0] * len(stats.blocks_total)
         assert not self.core.scheduler.cache.prefixes.coming
+        assert self.drafter is None or not self.drafter.known
         swap = self.core.scheduler.swap
         assert [len(free) for free in swap._free] == swap.places
 
@@ -250,7 +277,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 HAPPENS = (
     "prefix_hit", "fork", "copy_on_write", "evict", "preempt", "swap_out", "swap_in", "pin", "unpin",
-    "cancelled", "timeout", "forked requests", "refused", "samples",
+    "cancelled", "timeout", "forked requests", "refused", "samples", "accepted", "rejected",
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from runtime import Sampling, sampler
 from runtime.beam import BeamSearch
 from runtime.completion import TokenLogprob
 from runtime.errors import EngineError
+from runtime.speculation.lookup import LookupDrafter
 from tests.examples import examples, happened
 from tests.runtime.fake import VOCAB, Words, fake_engine, logits_of, next_state
 from tests.runtime.schedules import HAPPENS, Alone, EngineMachine, one_of_each, prompts, stepped
@@ -131,8 +132,12 @@ class FakeMachine(EngineMachine):
         score_rows=st.sampled_from((1, 5, 64)),
         prefix_cache=st.sampled_from((True, True, True, False)),
         places=st.sampled_from((0, 3, 40, 40)),
+        drafts=st.sampled_from((None, "lookup", "oracle", "oracle", "oracle", "broken")),
+        seed=st.integers(0, 999),
     )
-    def start(self, block, groups, room, budget, max_requests, score_rows, prefix_cache, places):
+    def start(
+        self, block, groups, room, budget, max_requests, score_rows, prefix_cache, places, drafts, seed
+    ):
         self.places, self.limit = places, (budget, max_requests)
         windows, quantized = groups
         self.expect = definition(groups, block if quantized else None).samples
@@ -149,8 +154,11 @@ class FakeMachine(EngineMachine):
             places=places,
             max_context=CONTEXT,
             eos=EOS,
+            drafter=None if drafts is None else LookupDrafter(),
+            draft_rows=(1, 3, 40)[seed % 3],
         )
         self.begin(engine)
+        self.draft(drafts, seed, engine._executor.scribble)
 
     @precondition(lambda self: self.made and not self.injected)
     @rule(where=st.sampled_from(("fail", "fail_copies")), rarely=st.integers(0, 5))
@@ -173,15 +181,16 @@ def definition(groups: Groups, block: int | None) -> Definition:
     return Definition(groups, block)
 
 
+@pytest.mark.parametrize("drafts", [None, "oracle"], ids=["no drafts", "drafts"])
 @pytest.mark.parametrize("quantized", [(), (0, 1)], ids=["plain", "with tails"])
-def test_one_of_each_gives_what_the_model_says(quantized):
+def test_one_of_each_gives_what_the_model_says(quantized, drafts):
     machine = FakeMachine(Counter())
-    machine.start(8, ((None, 10), quantized), (96, 96, 96, 96), 16, 4, 5, True, 40)
+    machine.start(8, ((None, 10), quantized), (96, 96, 96, 96), 16, 4, 5, True, 40, drafts, 2)
     one_of_each(machine)
-    happened(machine.totals, HAPPENS, always=True)
+    happened(machine.totals, HAPPENS[: None if drafts else -2], always=True)
 
 
 def test_any_schedule_gives_what_the_model_says(record_property):
     totals: Counter[str] = Counter()
     run_state_machine_as_test(partial(FakeMachine, totals), settings=examples(25, steps=30))
-    record_property("totals", happened(totals, (*HAPPENS, "fail", "failed requests")))
+    record_property("totals", happened(totals, (*HAPPENS, "fail", "failed requests", "draft_failed")))
