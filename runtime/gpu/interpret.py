@@ -22,6 +22,7 @@ from runtime import machine
 from runtime.errors import ArtifactError, EngineError, ResourceError
 from runtime.gpu.bf16 import round_casts
 from runtime.gpu.device import Array, KernelSpec
+from runtime.gpu.quick import quicken
 
 ALIGNMENT = 256
 _NUMBERS = {"i32": int, "i64": int, "u32": int, "u64": int, "fp32": float}
@@ -170,6 +171,7 @@ def _interpreter() -> Any:
         )
     found: Any = interpreter
     round_casts(found)
+    quicken(found)
     return found
 
 
