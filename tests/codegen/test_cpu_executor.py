@@ -44,8 +44,9 @@ def artifact(tmp_path_factory) -> Path:
     return made.write(folder / "tiny.octavo", made.default_files(build(folder)))
 
 
-def greedy(prompt: list[int], count: int) -> list[int]:
-    """The model by its definition, without a cache."""
+def greedy(prompt: list[int], count: int, penalty: float = 1.0) -> list[int]:
+    """The model by its definition, without a cache. penalty: what the logits, which are above 0, of tokens
+    that were there are divided by."""
     tokens, keys, seconds = list(prompt), [], []
     while len(tokens) < len(prompt) + count or len(keys) < len(tokens) - 1:
         p = len(keys)
@@ -53,7 +54,9 @@ def greedy(prompt: list[int], count: int) -> list[int]:
         seconds.append(mix(7, tokens[p], *keys))
         if p == len(tokens) - 1:
             state = mix(tokens[p], *keys, *seconds)
-            tokens.append(int(np.argmax([resume(state, v) >> 40 for v in range(VOCAB)])))
+            logits = np.array([resume(state, v) >> 40 for v in range(VOCAB)], np.float32)
+            logits[tokens] /= np.float32(penalty)
+            tokens.append(int(np.argmax(logits)))
     return tokens[len(prompt) :]
 
 
@@ -88,6 +91,22 @@ def test_logprobs_come_through_the_abi(artifact):
         scored = runtime.generate(engine, prompt, max_new_tokens=0, prompt_logprobs=0)[0].prompt_logprobs
         drawn = runtime.generate(engine, PROMPTS[2], max_new_tokens=4, logprobs=0)[0].logprobs
         assert [s.logprob for s in scored[-4:]] == [d.logprob for d in drawn]
+
+
+def test_penalties_change_no_log_probability(artifact):
+    plain, options = greedy(PROMPTS[2], 8), dict(max_new_tokens=8, ignore_eos=True)
+    wanted = greedy(PROMPTS[2], 8, penalty=1.25)
+    assert wanted != plain
+    with runtime.load(artifact) as engine:
+        requests = [
+            engine.submit(PROMPTS[2], Sampling(**options, **more))
+            for more in (dict(repetition_penalty=1.25, logprobs=0), {}, dict(repetition_penalty=1.25))
+        ]
+        done = [request.result() for request in requests]
+        assert [each.token_ids for each in done] == [wanted, plain, wanted]
+        whole = PROMPTS[2] + wanted
+        scored = runtime.generate(engine, whole, max_new_tokens=0, prompt_logprobs=0)[0].prompt_logprobs
+        assert done[0].logprobs == scored[-8:]
 
 
 def test_generate_from_a_path_closes_its_engine(artifact):

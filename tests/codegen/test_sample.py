@@ -13,6 +13,7 @@ import pytest
 
 from runtime import sampler
 from tests.codegen.harness import build_cpp, pointer
+from tests.runtime.chi_square import BIASED, LEAST, likelihood
 
 VOCAB = 5003
 SOURCE = """#include "sample.h"
@@ -153,6 +154,59 @@ def test_the_token_is_the_definitions(library: ctypes.CDLL, setting: dict[str, A
     assert got["ids"].tolist() == want and got["error"] == 0
     logprobs = sampler.log_softmax(logits)[np.arange(40), want]
     assert np.allclose(got["logprobs"], logprobs, rtol=2e-7, atol=2e-7)
+
+
+CHAINS, WORDS, TOKENS = 500, 24, 100_000
+DRAWN: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 1.3, "top_k": 9, "min_p": 0.05},
+]
+
+
+def counted(
+    library: ctypes.CDLL, setting: dict[str, Any], skew: float = 0.0, position_of: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """How often each token follows each in texts of a model that knows the last token alone, [V, V], and its
+    logits of them. skew: added to token 0's logits. position_of: all tokens', if not their own."""
+    model = random_logits(WORDS, seed=17, vocab=WORDS) / 2
+    given = model + skew * (np.arange(WORDS) == 0)
+    counts, last = np.zeros((WORDS, WORDS), np.int64), np.zeros(CHAINS, np.int64)
+    for position in range(1, TOKENS // CHAINS + 1):
+        place = position if position_of is None else position_of
+        keys = [{"seed": 2**41 + chain // 2, "sample_index": chain % 2} for chain in range(CHAINS)]
+        settings = [{**setting, **key, "position": place} for key in keys]
+        ids = run(library, given[last], settings, logprobs=False)["ids"]
+        np.add.at(counts, (last, ids), 1)
+        last = ids.astype(np.int64)
+    return counts, model
+
+
+def least_likely(counts: np.ndarray, model: np.ndarray, setting: dict[str, Any]) -> float:
+    """Of what followed the tokens, which are as many chances of a rare one."""
+    options = (
+        setting.get(n, d) for n, d in (("temperature", 1.0), ("top_k", 0), ("top_p", 1.0), ("min_p", 0.0))
+    )
+    given = tuple(options)
+    followed = [q for q in range(WORDS) if counts[q].sum() > 100]
+    assert len(followed) > WORDS // 2 and counts.sum() == TOKENS
+    return min(likelihood(counts[q], sampler.probabilities(model[q], *given)) for q in followed) * len(
+        followed
+    )
+
+
+@pytest.mark.parametrize("setting", DRAWN, ids=str)
+def test_texts_are_distributed_as_the_model_says(library: ctypes.CDLL, setting: dict[str, Any]) -> None:
+    """100,000 tokens, each by the noise of its own seed, sample and position."""
+    counts, model = counted(library, setting)
+    assert least_likely(counts, model, setting) > LEAST
+
+
+@pytest.mark.parametrize("wrong", [{"skew": 0.5}, {"position_of": 5}], ids=str)
+def test_a_biased_sampler_is_seen(library: ctypes.CDLL, wrong: dict[str, Any]) -> None:
+    """Which favours a token a little, or takes all tokens of a text by one noise."""
+    counts, model = counted(library, {}, **wrong)
+    assert least_likely(counts, model, {}) < BIASED
 
 
 def test_ties_go_to_the_lowest_id(library: ctypes.CDLL) -> None:

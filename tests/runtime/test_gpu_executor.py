@@ -27,12 +27,15 @@ from tests.runtime import made
 from tests.runtime.fake import BLOCK, VOCAB, reference
 from tests.runtime.fake_device import FakeDevice, ModelKernels, compiled, raw_plan
 from tests.runtime.test_engine import PROMPTS, expected
+from tests.runtime.test_penalties import KINDS
+from tests.runtime.test_penalties import check as check_penalised
 
 GREEDY = Sampling(max_new_tokens=12)
 REPORTED = Sampling(max_new_tokens=12, logprobs=2, prompt_logprobs=1)
 FILTERED = Sampling(max_new_tokens=12, temperature=0.9, top_k=40, top_p=0.95, min_p=0.01, seed=5)
 DRAWN = Sampling(max_new_tokens=12, temperature=0.9, seed=2**63 + 5, logprobs=0)
 ALL = [GREEDY, REPORTED, FILTERED, DRAWN]
+PENALTIES = KINDS["all"]
 CONTEXT = 256
 
 
@@ -82,6 +85,18 @@ def test_tokens_are_the_models(weights, monkeypatch, windows, blocks, places):
     assert (stats.preemptions > 0) == (blocks < 64) and (stats.swapped_blocks > 0) == (places > 0)
     assert device.closed and stats.target == "fake" and len(set(model.widths)) > 1
     assert any(t == r == q for t, r, q in model.steps) and any(t > r > 1 for t, r, _ in model.steps)
+
+
+@pytest.mark.parametrize("logprobs", [None, 2])
+def test_penalties_change_the_rows_of_those_who_ask_and_no_log_probability(weights, logprobs):
+    """Beside rows without, and samples of one row."""
+    _, _, engine = engine_of(weights)
+    adjusted = [replace(s, logprobs=logprobs, n=n, **PENALTIES) for s, n in ((GREEDY, 1), (FILTERED, 2))]
+    with engine:
+        requests = [(p, s, engine.submit(p, s)) for p in PROMPTS[:4] for s in (GREEDY, *adjusted)]
+        for prompt, sampling, request in requests:
+            for done in request.results():
+                check_penalised(done, prompt, sampling)
 
 
 def test_log_probabilities_are_the_models(weights):

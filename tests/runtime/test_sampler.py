@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -71,6 +73,39 @@ def test_frequencies(temperature, top_k, top_p, min_p):
     got = np.bincount(drawn, minlength=len(LOGITS)) / count
     assert got[want == 0].sum() == 0
     assert np.abs(got - want).max() < 4 * np.sqrt(0.25 / count)
+
+
+def enumerated(logits, monkeypatch, cells, **options):
+    """How often each token is sampled, over every combination of the tokens' noise: the middles of so many
+    cells of a uniform."""
+    middles = ((np.arange(cells) + 0.5) / cells * 2**32).astype(np.uint32)
+    counts = np.zeros(len(logits))
+    for words in itertools.product(middles, repeat=len(logits)):
+        drawn = np.array(words, np.uint32)[:, None]
+        monkeypatch.setattr(sampler, "philox", lambda counter, key, drawn=drawn: drawn)
+        counts[sampler.sample(logits, **options)] += 1
+    return counts / counts.sum()
+
+
+SMALL = [([0.3, -0.4], 40, {}), ([1.1, 0.2, -0.5], 12, {}), ([0.9, 0.8, -0.5], 12, {"top_p": 0.6})]
+
+
+@pytest.mark.parametrize(("logits", "cells", "filters"), SMALL)
+def test_all_noise_gives_each_token_its_probability(monkeypatch, logits, cells, filters):
+    """As closely as so many cells can."""
+    want = probabilities(logits, 0.8, 0, filters.get("top_p", 1.0), 0.0)
+    got = enumerated(logits, monkeypatch, cells, temperature=0.8, **filters)
+    assert np.abs(got - want).max() < 0.2 / cells
+    assert got[want == 0].sum() == 0
+
+
+@pytest.mark.parametrize("wrong", [-1.0, 1.2, 0.8])
+def test_noise_that_is_not_gumbels_gives_other_probabilities(monkeypatch, wrong):
+    logits, cells, _ = SMALL[1]
+    real = sampler.gumbel
+    monkeypatch.setattr(sampler, "gumbel", lambda *key: wrong * real(*key))
+    got = enumerated(logits, monkeypatch, cells, temperature=0.8)
+    assert np.abs(got - probabilities(logits, 0.8, 0, 1.0, 0.0)).max() > 0.4 / cells
 
 
 def test_greedy_takes_the_lowest_id_among_equals():

@@ -137,6 +137,11 @@ def test_rows_are_sampled_where_they_lie(model: TritonModel, tmp_path: Path) -> 
     given = np.array([3, 1, 4], np.int32)
     expected = sampler.log_softmax(logits)[np.arange(3), given]
     np.testing.assert_allclose(executor.logprobs(chosen, given), expected, atol=1e-5)
+    other = (np.arange(2 * V, dtype=np.float32) % 31).reshape(2, V)
+    executor.overwrite(chosen, np.array([2, 0]), other)
+    want = np.stack([other[1], logits[1], other[0]])
+    assert executor.download(chosen).tobytes() == want.tobytes()
+    assert executor.sample(chosen, SampleArgs.greedy(3, 0)).ids.tolist() == want.argmax(-1).tolist()
     executor.close()
 
 
