@@ -47,10 +47,8 @@ class Sampled:
     top_logprobs: np.ndarray  # f32 [Q, num_top]
 
 
-class Executor(Mover, Protocol):
-    """Opened with the step's limits and the blocks of each group; used by one thread at a time."""
-
-    target: str  # what runs the steps, as --target spells it
+class Forward(Protocol):
+    """A model opened with the step's limits, on blocks that it may share; used by one thread at a time."""
 
     def forward(self, step: Step) -> Logits:
         """Compute the step, write its keys and values into the cache, and return its Q rows of logits.
@@ -84,6 +82,12 @@ class Executor(Mover, Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Executor(Forward, Mover, Protocol):
+    """What runs an engine's steps, and moves its blocks."""
+
+    target: str  # what runs the steps, as --target spells it
 
 
 def broken_rows(logits: np.ndarray) -> list[int]:

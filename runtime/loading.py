@@ -126,7 +126,9 @@ def _open_cpu(
     memory = plan_cpu(artifact, options)
     memory.check()
     swap, blocks = memory.swap_blocks, memory.num_blocks
-    return CpuExecutor(artifact, options.limits, blocks, threads, isa, swap_blocks=swap), memory
+    draft = options.draft == "self"
+    executor = CpuExecutor(artifact, options.limits, blocks, threads, isa, swap_blocks=swap, draft=draft)
+    return executor, memory
 
 
 def _open_gpu(artifact: Artifact, target: GpuTarget, options: Options) -> tuple[GpuExecutor, MemoryPlan]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from runtime.executor import Executor, Logits, SampleArgs, Sampled
+from runtime.executor import Forward, Logits, SampleArgs, Sampled
 from runtime.sampling import Sampling
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -61,7 +61,7 @@ def _put(out: np.ndarray, at: np.ndarray, values: np.ndarray) -> None:
 
 
 def sample_adjusted(
-    executor: Executor, logits: Logits, args: SampleArgs, adjustments: Seq[Adjustment]
+    executor: Forward, logits: Logits, args: SampleArgs, adjustments: Seq[Adjustment]
 ) -> Sampled:
     """As executor.sample, but for some rows, which are as they were when it returns or raises."""
     at = np.array([a.row for a in adjustments])
@@ -76,7 +76,7 @@ def sample_adjusted(
 
 
 def _as_of_the_model(
-    executor: Executor, logits: Logits, at: np.ndarray, sampled: Sampled, num_top: int
+    executor: Forward, logits: Logits, at: np.ndarray, sampled: Sampled, num_top: int
 ) -> Sampled:
     """With log-probabilities under the rows that are there now."""
     ids, logprobs, top_ids, top_logprobs = (

@@ -12,7 +12,7 @@ from runtime.errors import ResourceError, shown
 from runtime.kv.budget import Budget, most_swap_blocks, plan_blocks
 from runtime.limits import Limits
 from runtime.manifest import KVGroup, Model
-from runtime.memory.plan import MemoryPlan, Place, Workspace
+from runtime.memory.plan import DraftMemory, MemoryPlan, Place, Workspace
 from runtime.sampling import MAX_DRAFT_TOKENS
 from runtime.speculation.choose import DRAFT_TOKENS, check_draft, draft_rows
 
@@ -61,6 +61,7 @@ class Options:
         weight_bytes: int | None,
         workspace: Workspace,
         unknown: Sequence[str] = (),
+        draft: DraftMemory | None = None,
     ) -> MemoryPlan:
         """What does not fit is planned all the same: MemoryPlan.check() says so. Raises ResourceError where
         the slots of so many blocks cannot be numbered."""
@@ -76,6 +77,7 @@ class Options:
             workspace=workspace,
             swap_blocks=swap_blocks,
             unknown=tuple(unknown),
+            draft=draft,
         )
         held, free = planned([0] * len(groups)).total_bytes, place.free_bytes
         kv_bytes = self.budget.within(None if free is None else free - held, place.percent)

@@ -34,6 +34,19 @@ class Workspace:
 
 
 @dataclass(frozen=True)
+class DraftMemory:
+    """Bytes of a model that drafts. kv_bytes: of blocks of its own; 0 where it works on the target's."""
+
+    weight_bytes: int
+    workspace: Workspace
+    kv_bytes: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weight_bytes + self.workspace.total + self.kv_bytes
+
+
+@dataclass(frozen=True)
 class Place:
     """Where memory is taken. free_bytes: None where that cannot be known here. host_bytes: free where swapped
     blocks go, if that is another memory. percent: of what is free for the KV cache, where nothing is asked
@@ -80,6 +93,7 @@ class MemoryPlan:
     weight_bytes: None in an artifact of shapes alone. swap_blocks: places on the host, of every group; of
     tails there may be fewer.
     kv_budget: bytes that the groups were made to fit, None where blocks were given or nothing was known.
+    draft: of the model that drafts, None where there is none.
     unknown: what could not be found out, and what that means.
     """
 
@@ -93,6 +107,7 @@ class MemoryPlan:
     swap_blocks: int
     kv_budget: int | None = None
     unknown: tuple[str, ...] = ()
+    draft: DraftMemory | None = None
 
     @staticmethod
     def of(groups: Sequence[KVGroup], num_blocks: Sequence[int], **rest: Any) -> MemoryPlan:
@@ -125,7 +140,12 @@ class MemoryPlan:
     def total_bytes(self) -> int:
         """Of the place: without the swapped blocks where those go elsewhere, and unknown weights."""
         swap_bytes = self.swap_bytes if self.place.host_bytes is None else 0
-        return (self.weight_bytes or 0) + self.workspace.total + self.kv_bytes + swap_bytes
+        held = (self.weight_bytes or 0) + self.workspace.total + self.kv_bytes
+        return held + self.draft_bytes + swap_bytes
+
+    @property
+    def draft_bytes(self) -> int:
+        return 0 if self.draft is None else self.draft.total
 
     @property
     def free_bytes(self) -> int | None:
@@ -183,6 +203,7 @@ class MemoryPlan:
             "groups": [{**vars(group), "bytes": group.num_bytes} for group in self.groups],
             "kv_bytes_per_token": sum(group.bytes_per_token for group in self.groups if not group.tail),
             "kv_bytes": self.kv_bytes,
+            "draft_bytes": self.draft_bytes,
             "swap_blocks": self.swap_blocks,
             "swap_bytes": self.swap_bytes,
             "total_bytes": self.total_bytes,
@@ -216,6 +237,7 @@ class MemoryPlan:
             "weights": self.weight_bytes,
             **vars(self.workspace),
             "KV cache": self.kv_bytes,
+            "draft": self.draft_bytes or None,
             "swap": self.swap_bytes if self.place.host_bytes is None and self.swap_bytes else None,
         }
         found = ", ".join(f"{name} {in_units(size)}" for name, size in parts.items() if size is not None)

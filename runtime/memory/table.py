@@ -53,6 +53,7 @@ def _rows(plan: MemoryPlan) -> list[Row]:
         ("sampler", "", work.sampler),
         ("inputs", f"{limits.max_requests:,} requests", work.inputs),
         *(("KV cache", _group(group), group.num_bytes) for group in plan.groups),
+        *_draft(plan),
         *(swap if shared else []),
         ("in all", "", plan.total_bytes),
         ("free", "", free),
@@ -60,6 +61,14 @@ def _rows(plan: MemoryPlan) -> list[Row]:
         *([] if shared else swap),
         *([("free", "the host", place.host_bytes)] if swap and not shared else []),
     ]
+
+
+def _draft(plan: MemoryPlan) -> list[Row]:
+    draft = plan.draft
+    if draft is None:
+        return []
+    cache = [("draft", "KV cache", draft.kv_bytes)] if draft.kv_bytes else []
+    return [("draft", "weights", draft.weight_bytes), ("draft", "workspace", draft.workspace.total), *cache]
 
 
 def _group(group: GroupMemory) -> str:

@@ -8,9 +8,10 @@ from runtime import machine
 from runtime.artifact import Artifact
 from runtime.cpu.memory import count_workspace
 from runtime.cpu.plan import Plan
+from runtime.limits import Limits
 from runtime.manifest import CpuTarget, GpuTarget
 from runtime.memory.options import Options
-from runtime.memory.plan import MemoryPlan, Place
+from runtime.memory.plan import DraftMemory, MemoryPlan, Place
 from runtime.targets import choose_target
 
 SHAPES_ALONE = "the bytes of the weights, which are not counted: it was compiled from shapes alone"
@@ -61,7 +62,16 @@ def plan_cpu(artifact: Artifact, options: Options) -> MemoryPlan:
     work = count_workspace(arena, limits, model, manifest.kv_groups, threads)
     weight_bytes = None if target.weights is None else manifest.files[target.weights].bytes
     unknown = [SHAPES_ALONE] if weight_bytes is None else []
-    return options.plan("cpu", Place.host(), model, manifest.kv_groups, weight_bytes, work, unknown)
+    draft = own_draft(artifact, limits, threads) if options.draft == "self" else None
+    return options.plan("cpu", Place.host(), model, manifest.kv_groups, weight_bytes, work, unknown, draft)
+
+
+def own_draft(artifact: Artifact, limits: Limits, threads: int) -> DraftMemory:
+    """Of an artifact's own draft, on the target's blocks. Raises ArtifactError where it has none."""
+    manifest, target, limits = artifact.manifest, artifact.draft(), limits.drafting
+    arena = Plan.parse(artifact.read(target.plan), target.plan)
+    work = count_workspace(arena, limits, manifest.model, manifest.kv_groups, threads)
+    return DraftMemory(0 if target.weights is None else manifest.files[target.weights].bytes, work)
 
 
 def plan_gpu(

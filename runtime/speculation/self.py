@@ -1,0 +1,63 @@
+"""The model's own int4 weights as the drafter (QuantSpec, arXiv 2502.10424), on the target's KV blocks.
+
+It reads the keys and values that the target computed, and writes its own at the positions that it drafts
+from. The step that verifies them computes every one of these positions anew, so that none of the draft's
+stays: it needs no cache of its own, and never computes a prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from runtime.executor import Forward
+from runtime.limits import Limits
+from runtime.manifest import Manifest
+from runtime.rows import RowSampler
+from runtime.scheduler import Chunk
+from runtime.sequence import Sequence
+from runtime.step import StepBuffers
+
+
+class SelfDrafter:
+    """forward: of the draft, opened on the target's blocks, which its owner closes. limits: of its steps, a
+    token of each request."""
+
+    name = "self"
+
+    def __init__(self, forward: Forward, limits: Limits, manifest: Manifest) -> None:
+        groups = manifest.kv_groups
+        block = groups[0].block if groups else 16
+        self._forward = forward
+        self._buffers = StepBuffers(limits, len(groups), manifest.model.max_context, block)
+        self._sampler = RowSampler(forward, limits.max_rows, logprobs=False)
+
+    def draft(self, chunks: Seq[Chunk], wanted: Seq[int]) -> Seq[int]:
+        """What it computes counts as computed until it is done."""
+        steps = [Chunk(chunk.seq, 1, range(0), 1) for chunk in chunks]
+        try:
+            for place in range(max(wanted)):
+                going = zip(steps, wanted, strict=True)
+                self._step([chunk for chunk, most in going if most > place])
+        finally:
+            for chunk in chunks:
+                chunk.seq.computed = chunk.seq.num_tokens - 1
+        return wanted
+
+    def _step(self, chunks: Seq[Chunk]) -> None:
+        """A token of each."""
+        logits = self._forward.forward(self._buffers.pack(chunks))
+        seqs = [chunk.seq for chunk in chunks]
+        for seq in seqs:
+            seq.computed += 1
+        token_ids = self._sampler.draw(seqs, [seq.computed for seq in seqs], logits).ids.tolist()
+        for seq, token_id in zip(seqs, token_ids, strict=True):
+            seq.ids[seq.computed] = token_id
+
+    def settle(self, seq: Sequence) -> None:
+        """Nothing of its own is kept."""
+
+    def forget(self, seq: Sequence) -> None:
+        """As above."""
+
+    def close(self) -> None:
+        """The executor closes the forward."""
