@@ -43,6 +43,7 @@ class CSampleArgs(c.Structure):
 
 
 _P, _I = c.c_void_p, c.c_int32
+_OF_DRAFTS = {"octavo_share_threads": (None, [_P, _P])}  # libraries of artifacts without a draft may lack it
 _FUNCTIONS = {  # name: (result, arguments)
     "octavo_abi": (_I, []),
     "octavo_open": (_P, [c.POINTER(c.c_void_p), _I, _I]),
@@ -65,10 +66,10 @@ def address(array: np.ndarray) -> int:
     return array.ctypes.data
 
 
-def open_library(artifact: Artifact, name: str) -> c.CDLL:
+def open_library(artifact: Artifact, name: str, *, draft: bool = False) -> c.CDLL:
     try:
         library = c.CDLL(_spelled_by_content(artifact.path(name), artifact.manifest.files[name].sha256))
-        for function, (result, arguments) in _FUNCTIONS.items():
+        for function, (result, arguments) in (_FUNCTIONS | (_OF_DRAFTS if draft else {})).items():
             entry = getattr(library, function)
             entry.restype, entry.argtypes = result, arguments
     except (OSError, AttributeError) as error:

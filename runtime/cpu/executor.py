@@ -53,7 +53,7 @@ class CpuExecutor(CpuForward):
             if draft:
                 self.draft = CpuForward(
                     artifact, artifact.draft(), artifact.draft_kernel(kernel.isa), limits.drafting, pools,
-                    threads,
+                    threads, self,
                 )  # fmt: skip
         except BaseException:
             self.close()

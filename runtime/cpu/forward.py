@@ -57,7 +57,8 @@ class SampleCall:
 class CpuForward:
     """Opened with the pools of each KV group, bytes [blocks, block_bytes], which must stay.
 
-    What is derived from a step's or a call's arrays is kept. Logits are the rows themselves, f32 [Q, V].
+    beside: another one, whose threads it works with. What is derived from a step's or a call's arrays is
+    kept. Logits are the rows themselves, f32 [Q, V].
     """
 
     def __init__(
@@ -68,17 +69,20 @@ class CpuForward:
         limits: Limits,
         pools: Sequence[np.ndarray],
         threads: int,
+        beside: CpuForward | None = None,
     ) -> None:
         self.kernel, self._pools = kernel, pools
         plan = Plan.parse(artifact.read(target.plan), target.plan)
-        self._library = open_library(artifact, kernel.file)
+        self._library = open_library(artifact, kernel.file, draft=beside is not None)
         self._vocab_size = artifact.manifest.model.vocab_size
         self._arena = anonymous(plan.arena_bytes(limits), "the arena")
         self._logits = anonymous(limits.max_rows * self._vocab_size * 4, "the logits").view(np.float32)
         self._groups = (CKVGroup * len(pools))()
         assert target.weights is not None, "shapes alone are not opened"
         self._weights = Weights(artifact.path(target.weights), target.weight_order)
-        self._engine: int | None = self._open(threads)
+        self._engine: int | None = self._open(threads if beside is None else 1)
+        if beside is not None:
+            self._library.octavo_share_threads(self._handle, beside._handle)
         self._step: Step | None = None
         self._sampling: SampleCall | None = None
         self._closing = threading.Event()

@@ -48,6 +48,7 @@ struct octavo_limits {
 #define OCTAVO_EXPORT __attribute__((visibility("default")))
 OCTAVO_EXPORT int32_t octavo_abi(void);
 OCTAVO_EXPORT void* octavo_open(const void* const* weights, int32_t num_weights, int32_t num_threads);
+OCTAVO_EXPORT void octavo_share_threads(void* engine, void* other);
 OCTAVO_EXPORT int32_t octavo_forward(void* engine, const octavo_step* step);
 OCTAVO_EXPORT int32_t octavo_sample(void* engine, const octavo_sample_args* args);
 OCTAVO_EXPORT void octavo_copy_blocks(void* engine, int32_t group, void* data, const int32_t* pairs, int32_t n);
