@@ -1,6 +1,6 @@
-"""Importers: the only users of torch and transformers.
+"""Importers: the only users of torch, transformers and onnx.
 
-`load` imports a checkpoint directory, a .gguf file, a torch.nn.Module or an ExportedProgram.
+`load` imports a checkpoint directory, a .gguf or .onnx file, a torch.nn.Module or an ExportedProgram.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from compiler.importers.model import Imported, ModelInfo
+from compiler.importers.onnx.find import onnx_file
 from compiler.importers.refused import ImportRefused
 
-GIVE = "Give a checkpoint directory or a .gguf file"
+GIVE = "Give a checkpoint directory, or a .gguf or .onnx file"
 __all__ = ["ImportRefused", "Imported", "ModelInfo", "load"]
 
 
@@ -20,7 +21,8 @@ def load(
 ) -> Imported:
     """Import a model. Raises ImportRefused or WeightError, saying what is wrong, where, and what to do.
 
-    source: the path of a checkpoint directory or of a .gguf file, a torch.nn.Module, or an ExportedProgram.
+    source: the path of a checkpoint directory or of a .gguf or .onnx file, a torch.nn.Module, or an
+    ExportedProgram.
     max_context: the longest sequence to compile for; by default what the model's configuration says.
     weights: False for shapes alone, of which a checkpoint directory needs no more than config.json.
     keep_grid: read quantised matrices as the codes and scales that the checkpoint holds; otherwise as the
@@ -45,6 +47,10 @@ def load(
 
         return load_module(source, max_context)
     path = Path(source)
+    if (model := onnx_file(path)) is not None:
+        from compiler.importers.onnx.load import load_onnx
+
+        return load_onnx(model, max_context, keep_grid=keep_grid)
     if path.is_dir():
         _check_is_checkpoint(path)
         from compiler.importers.huggingface import load_directory
@@ -56,7 +62,8 @@ def load(
         return load_gguf(path, max_context, keep_grid=keep_grid)
     if not path.exists():
         raise ImportRefused("it does not exist", where=str(path), todo=GIVE + _download(path))
-    raise ImportRefused("neither a checkpoint directory nor a .gguf file", where=str(path), todo=GIVE)
+    what = "neither a checkpoint directory nor a .gguf or .onnx file"
+    raise ImportRefused(what, where=str(path), todo=GIVE)
 
 
 def _check_is_checkpoint(path: Path) -> None:

@@ -108,7 +108,7 @@ def test_a_broken_configuration_is_refused(checkpoint: Path, content: str | None
 
 def test_a_path_that_is_no_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(b"weights")
-    with pytest.raises(ImportRefused, match="neither a checkpoint directory nor a .gguf file"):
+    with pytest.raises(ImportRefused, match="neither a checkpoint directory nor a .gguf or .onnx file"):
         load(tmp_path / "model.bin")
 
 

@@ -1,0 +1,1 @@
+"""ONNX files -> the IR: `load_onnx` is what the other importers' `load` calls."""

@@ -1,0 +1,155 @@
+"""An ONNX file -> the IR, with what stands beside it: tokenizer and configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from compiler.importers.huggingface import _ids, _inside, _read_json, _tokenizer_files, config_context
+from compiler.importers.model import Imported, ModelInfo
+from compiler.importers.onnx.context import Held, Known, Shared
+from compiler.importers.onnx.inputs import LENGTH, inputs_of
+from compiler.importers.onnx.model_file import Model, in_order, read_model
+from compiler.importers.onnx.tensors import AGAIN, OnnxSource, Stored, computed, stored_tensor
+from compiler.importers.onnx.walk import Walk, logits_of, plain
+from compiler.importers.quantized.keep import keep_grids
+from compiler.importers.quantized.source import MatrixSource, PartSource
+from compiler.importers.refused import ImportRefused
+from compiler.weights import ArraySource, LayeredSource, WeightSource, check_weights
+from ir.build import GraphBuilder
+from ir.graph import Graph, Value, Weight
+from ir.types import DType, Tensor
+from passes.dce import Dce
+from runtime.errors import shown
+
+MAX_LITERAL = 1 << 10  # integers of an array that is a constant and no weight
+
+
+def load_onnx(path: Path, max_context: int | None = None, *, keep_grid: bool = False) -> Imported:
+    """Import a file. Raises ImportRefused or WeightError.
+
+    keep_grid: leave quantised matrices as they are; otherwise they are read as the floats they stand for.
+    """
+    model = read_model(path)
+    config = _Beside(path)
+    context = max_context or config.context
+    if context is None:
+        what = "it does not say how long its sequences may be"
+        raise ImportRefused(what, where=str(path), todo="Give --max-context N, or add its config.json")
+    return _Import(model, context).run(config, keep_grid)
+
+
+class _Beside:
+    """What the files beside a model say, those of a folder `onnx` in the folder above it."""
+
+    def __init__(self, path: Path) -> None:
+        here = path.parent
+        self.directory = (
+            here.parent if here.name == "onnx" and (here.parent / "config.json").is_file() else here
+        )
+        config = _read_json(self.directory / "config.json")
+        genai = _read_json(self.directory / "genai_config.json").get("model")
+        generation = _read_json(self.directory / "generation_config.json")
+        self._config = {**(genai if isinstance(genai, dict) else {}), **config}
+        self.eos = (*_ids(generation.get("eos_token_id")), *_ids(self._config.get("eos_token_id")))
+        self.bos = _ids(self._config.get("bos_token_id"))
+
+    @property
+    def context(self) -> int | None:
+        found = type("Config", (), {k: v for k, v in self._config.items() if isinstance(v, int)})
+        if isinstance(length := self._config.get("context_length"), int):
+            found.max_position_embeddings = length  # type: ignore[attr-defined]
+        try:
+            return config_context(found, str(self.directory))
+        except ImportRefused:
+            return None
+
+
+class _Import:
+    """One import: the arrays of a file under the graph's names, then its nodes."""
+
+    def __init__(self, model: Model, context: int) -> None:
+        self.model, self.where = model, str(model.path)
+        self.build = GraphBuilder(model.path.stem, {"S": (1, context)})
+        self.stored: dict[str, Stored] = {}
+        self.source = OnnxSource({}, self.where)
+        self.shared = Shared(self.build, context, self.stored, self._read)
+
+    def _read(self, name: str) -> Any:
+        return self.source.array(self.stored[name])
+
+    def run(self, beside: _Beside, keep_grid: bool) -> Imported:
+        graph = self.graph()
+        sources: list[WeightSource] = [
+            ArraySource(self.shared.arrays),
+            MatrixSource(OnnxSource(self.stored, self.where), self.shared.matrices, frozenset()),
+        ]
+        if keep_grid and not self.shared.matrices:
+            what = "no weights that are quantised in a way that is kept: there is no grid of its own"
+            raise ImportRefused(what, where=self.where, todo="Compile it as floats, or quantise it here")
+        check_weights(graph, LayeredSource(sources), self.where)
+        if keep_grid:
+            graph, orders = keep_grids(graph, self.shared.matrices)
+            sources = [PartSource(self.shared.matrices), orders, *sources]
+        info = self._info(graph, beside)
+        constants = tuple(n for n in self.shared.arrays)
+        return Imported(
+            graph, LayeredSource(sources), info, _tokenizer_files(beside.directory), {}, constants
+        )
+
+    def graph(self) -> Graph:
+        proto = self.model.graph
+        ids = self.build.input("ids", Tensor(DType.I32, (1, LENGTH)))
+        self.build.input("pos", Tensor(DType.I32, (1, LENGTH)))
+        env: dict[str, Held] = {}
+        if proto.sparse_initializer:
+            raise ImportRefused("sparse arrays are not read", where=self.where, todo=AGAIN)
+        for tensor in proto.initializer:
+            if tensor.name in env:
+                what = f"{shown(tensor.name)} is stored twice"
+                raise ImportRefused(what, where=self.where, todo=AGAIN)
+            env[tensor.name] = self.array(tensor)
+        given = [info for info in proto.input if info.name not in env]
+        env.update(inputs_of(given, ids, self.where))
+        nodes = in_order(proto.node, env, self.where)
+        Walk(self.model, self.shared, self.source.array).run(nodes, env)
+        return self._named(logits_of(proto.output, env, self.shared))
+
+    def array(self, tensor: Any) -> Held:
+        """A weight; a constant where it is one number, or few integers."""
+        found = stored_tensor(tensor, self.model.path.parent, self.where)
+        dtype = computed(found.type.dtype)
+        count = 1
+        for n in found.type.shape:
+            count *= int(n)  # type: ignore[arg-type]
+        if count <= (1 if dtype.is_float else MAX_LITERAL) and dtype in (DType.F32, DType.I32, DType.BOOL):
+            return Known(plain(self.source.array(found)))
+        same = next((n for n, s in self.stored.items() if found.place and s.place == found.place), None)
+        name = same or self.build.unique(tensor.name)
+        self.stored[name] = found
+        return Weight(name, Tensor(dtype, found.type.shape))
+
+    def _named(self, logits: Value) -> Graph:
+        """The output under the name `logits`, where it is the last op's."""
+        last = self.build.ops[-1]
+        if logits.name != "logits" and last.outs == (logits,):
+            logits = Value(self.build.unique("logits"), logits.type)
+            self.build.ops[-1] = type(last)(last.kind, last.args, last.attrs, (logits,), last.loc)
+        return Dce().run(self.build.graph((logits,))).graph
+
+    def _info(self, graph: Graph, beside: _Beside) -> ModelInfo:
+        vocab: Any = graph.outputs[0].type.shape[2]  # type: ignore[union-attr]
+        used = {w.name for w in graph.weights}
+        files = {s.path for s in self.stored.values() if s.path is not None} | {self.model.path}
+        where = self.model.path.parent
+        return ModelInfo(
+            name=self.model.path.parent.name if self.model.path.stem == "model" else self.model.path.stem,
+            vocab_size=int(vocab),
+            max_context=self.shared.context,
+            bos_token_id=next(iter(_inside(beside.bos, int(vocab))), None),
+            eos_token_ids=_inside(beside.eos, int(vocab)),
+            source_kind="onnx",
+            source_path=str(self.model.path),
+            source_files=tuple(sorted(str(f.relative_to(where)) for f in files)),
+            unused=tuple(n for n in self.stored if n not in used),
+        )
