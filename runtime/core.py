@@ -18,6 +18,7 @@ from runtime.request import Request
 from runtime.rows import Results, RowSampler, score_rows
 from runtime.scheduler import Chunk, Scheduler
 from runtime.sequence import Sequence
+from runtime.speculation.rejecting import Rejecting
 from runtime.speculation.speculation import Speculation
 from runtime.step import Step, StepBuffers
 
@@ -35,7 +36,10 @@ class Core:
         self.executor, self.scheduler, self._buffers = executor, scheduler, buffers
         self.speculation, self._wanted = speculation, None if speculation is None else speculation.wanted
         scheduler.cache.on_free = None if speculation is None else speculation.forget
-        self._sampler = RowSampler(executor, scheduler.limits.max_rows)
+        rejecting = None
+        if speculation is not None and speculation.acceptance == "rejection":
+            rejecting = Rejecting(executor, speculation.drawn_from)
+        self._sampler = RowSampler(executor, scheduler.limits.max_rows, rejecting=rejecting)
         self.counters, self.log = Counters(), scheduler.cache.log
         self._outputs = Outputs(scheduler, self.counters)
 

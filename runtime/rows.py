@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,10 +11,13 @@ import numpy as np
 
 from runtime.completion import TokenLogprob
 from runtime.errors import EngineError
-from runtime.executor import Executor, Logits, SampleArgs, Sampled
+from runtime.executor import Executor, Forward, Logits, SampleArgs, Sampled
 from runtime.penalties import Adjustment, sample_adjusted
 from runtime.scheduler import Chunk
 from runtime.sequence import Sequence
+from runtime.speculation.rejecting import Rejecting
+
+Found = tuple[list[Sequence], Sampled]  # rows, by whose they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +42,15 @@ class Results:
 class RowSampler:
     """Samples rows. Parameters stay from step to step, as long as the rows are of the same sequences.
 
-    max_rows: what the executor takes at once.
+    max_rows: what the executor takes at once. logprobs: whether requests get those that they ask for.
+    rejecting: what accepts drafts; None: that a row gives the same token.
     """
 
-    def __init__(self, executor: Executor, max_rows: int) -> None:
-        self._executor, self._max_rows = executor, max_rows
+    def __init__(
+        self, executor: Forward, max_rows: int, *, logprobs: bool = True, rejecting: Rejecting | None = None
+    ) -> None:
+        self._executor, self._max_rows, self._logprobs = executor, max_rows, logprobs
+        self._rejecting = rejecting
         self._orders: list[tuple[int, int, int]] = []  # of the last rows' sequences, which may go meanwhile
         self._args = SampleArgs.greedy(0, 0)
         self._adjusted: list[int] = []  # rows that penalties or biases change
@@ -53,7 +61,7 @@ class RowSampler:
         forks = any([c.seq.forks for c in chunks])
         if not forks and len(logits) == len(chunks):
             seqs = [c.seq for c in chunks]
-            sampled = self._sample(seqs, [seq.num_tokens for seq in seqs], logits)
+            sampled = self.draw(seqs, [seq.num_tokens for seq in seqs], logits)
             return [Drawn(seqs, sampled, range(len(seqs)))]
         places = _places(chunks)
         if forks:
@@ -61,30 +69,53 @@ class RowSampler:
             found = [self._part(places[at : at + self._max_rows], logits) for at in parts]
         else:
             seqs = [place.seq for place in places]
-            found = [(seqs, self._sample(seqs, [place.position for place in places], logits))]
-        return _accepted(chunks, found)
+            found = [(seqs, self.draw(seqs, [place.position for place in places], logits))]
+        if self._rejecting is not None:
+            return _accepted(chunks, *self._judge(self._rejecting, chunks, found, logits))
+        return _accepted(chunks, found, {})
+
+    def _judge(
+        self, rejecting: Rejecting, chunks: Seq[Chunk], found: Seq[Found], logits: Logits
+    ) -> tuple[Seq[Found], dict[Sequence, int]]:
+        """Copies of what was found, with other tokens where the rule says so; and of the chunks that it was
+        asked of, how many drafts it accepts."""
+        found = [(seqs, _copy(sampled)) for seqs, sampled in found]
+        ids = [(sampled, row) for seqs, sampled in found for row in range(len(seqs))]
+        accepted: dict[Sequence, int] = {}
+        at = row = 0
+        for c in chunks:
+            if rejecting.judges(c):
+                token_ids, logprobs = rejecting.judge(c, logits[row : row + c.samples])
+                accepted[c.seq] = len(token_ids) - 1
+                for (sampled, place), token_id, logprob in zip(ids[at:], token_ids, logprobs, strict=False):
+                    sampled.ids[place], sampled.logprobs[place] = token_id, logprob
+            at, row = at + max(c.samples, len(c.sampled)), row + c.samples
+        return found, accepted
 
     def _part(self, places: list[Place], logits: Logits) -> tuple[list[Sequence], Sampled]:
         """Copies: they are gone when the next part is sampled."""
         seqs = [place.seq for place in places]
         rows = logits[np.array([place.row for place in places])]
-        sampled = self._sample(seqs, [place.position for place in places], rows)
-        return seqs, Sampled(
-            sampled.ids.copy(), sampled.logprobs.copy(), sampled.top_ids.copy(), sampled.top_logprobs.copy()
-        )
+        sampled = self.draw(seqs, [place.position for place in places], rows)
+        return seqs, _copy(sampled)
 
-    def _sample(self, seqs: list[Sequence], positions: list[int], logits: Logits) -> Sampled:
-        """positions: that the tokens take."""
+    def draw(self, seqs: list[Sequence], positions: list[int], logits: Logits) -> Sampled:
+        """A token for each row. positions: that the tokens take; those before are in seq.ids."""
         orders = [seq.order for seq in seqs]
         if orders == self._orders:
             self._args.position[:] = positions
         else:
-            self._orders, self._args = orders, _arguments(seqs, positions)
+            self._orders, self._args = orders, _arguments(seqs, positions, self._logprobs)
             self._adjusted = [row for row, seq in enumerate(seqs) if seq.request.sampling.adjusts]
         if not self._adjusted:
             return self._executor.sample(logits, self._args)
         adjustments = [_adjustment(seqs[row], row, positions[row]) for row in self._adjusted]
         return sample_adjusted(self._executor, logits, self._args, adjustments)
+
+
+def _copy(sampled: Sampled) -> Sampled:
+    arrays = (sampled.ids, sampled.logprobs, sampled.top_ids, sampled.top_logprobs)
+    return Sampled(*(array.copy() for array in arrays))
 
 
 class Place(NamedTuple):
@@ -105,14 +136,18 @@ def _places(chunks: Seq[Chunk]) -> list[Place]:
     return places
 
 
-def _accepted(chunks: Seq[Chunk], found: Seq[tuple[list[Sequence], Sampled]]) -> list[Drawn]:
-    """The rows to take: a chunk's first, and each whose drafts before are what the rows before it gave."""
+def _accepted(chunks: Seq[Chunk], found: Seq[Found], judged: Mapping[Sequence, int]) -> list[Drawn]:
+    """The rows to take: a chunk's first, and each whose drafts before are what the rows before it gave.
+
+    judged: how many drafts of some sequences are right, whatever their rows gave.
+    """
     token_ids = [token_id for _, sampled in found for token_id in sampled.ids.tolist()]
     rows: list[int] = []
     at = 0
     for c in chunks:
         if c.samples > 1:
-            c.accepted = _equal(c.seq.ids[c.seq.num_tokens :][: c.drafts].tolist(), token_ids[at:])
+            drafts = c.seq.ids[c.seq.num_tokens :][: c.drafts].tolist()
+            c.accepted = judged[c.seq] if c.seq in judged else _equal(drafts, token_ids[at:])
             rows += range(at, at + 1 + c.accepted)
             at += c.samples
         else:
@@ -137,7 +172,7 @@ def _adjustment(seq: Sequence, row: int, position: int) -> Adjustment:
     return Adjustment(row, seq.request.sampling, seq.ids[:position], seq.prompt_tokens)
 
 
-def _arguments(seqs: Seq[Sequence], positions: Seq[int]) -> SampleArgs:
+def _arguments(seqs: Seq[Sequence], positions: Seq[int], logprobs: bool) -> SampleArgs:
     samplings = [seq.request.sampling for seq in seqs]
     return SampleArgs(
         temperature=np.array([s.temperature for s in samplings], np.float32),
@@ -147,8 +182,8 @@ def _arguments(seqs: Seq[Sequence], positions: Seq[int]) -> SampleArgs:
         seed=np.array([seq.request.seed for seq in seqs], np.uint64),
         sample_index=np.array([seq.sample_index for seq in seqs], np.int32),
         position=np.array(positions, np.int32),
-        num_top=max(_num_top(seq) for seq in seqs),
-        logprobs=any(s.logprobs is not None for s in samplings),
+        num_top=max(_num_top(seq) for seq in seqs) if logprobs else 0,
+        logprobs=logprobs and any(s.logprobs is not None for s in samplings),
     )
 
 

@@ -8,7 +8,9 @@ and costs no step of its own. A drafter decides how many tokens a step gives, ne
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+import numpy as np
 
 from runtime.scheduler import Chunk
 from runtime.sequence import Sequence
@@ -45,3 +47,14 @@ class Drafter(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class DrawingDrafter(Drafter, Protocol):
+    """One that draws its drafts, with the noise of their positions, and can say from what. The rejection rule
+    accepts more of these; a drafter that cannot say is taken to be sure of each."""
+
+    def distributions(self, chunk: Chunk) -> np.ndarray | None:
+        """Of the drafts that it just wrote for a chunk, which has some: f64 [chunk.drafts, V]; None: it
+        cannot say."""
+        ...

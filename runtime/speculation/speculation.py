@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
+import numpy as np
+
 from runtime.errors import one_line
 from runtime.log import Log
 from runtime.scheduler import Chunk
 from runtime.sequence import Sequence
 from runtime.speculation.choose import Acceptance
-from runtime.speculation.drafter import Drafter
+from runtime.speculation.drafter import Drafter, DrawingDrafter
 from runtime.speculation.pace import Pace, Verified
 from runtime.speculation.tally import Tally
 
@@ -83,6 +85,17 @@ class Speculation:
             self.drafter.forget(seq)
         except Exception as error:
             self._failed(error, seq.owner)
+
+    def drawn_from(self, chunk: Chunk) -> np.ndarray | None:
+        """The distributions of a chunk's drafts, f64 [chunk.drafts, V]; None where the drafter knows none."""
+        if not isinstance(self.drafter, DrawingDrafter):
+            return None
+        try:
+            found = self.drafter.distributions(chunk)
+            return None if found is None else found[: chunk.drafts]
+        except Exception as error:
+            self._failed(error, chunk.seq.owner)
+            return None
 
     def close(self) -> None:
         self.drafter.close()
