@@ -15,6 +15,7 @@ from runtime import Sampling, sampler
 from runtime.beam import BeamSearch
 from runtime.completion import TokenLogprob
 from runtime.errors import EngineError
+from runtime.penalties import adjust
 from runtime.speculation.lookup import LookupDrafter
 from tests.examples import examples, happened
 from tests.runtime.fake import VOCAB, Words, fake_engine, logits_of, next_state
@@ -60,7 +61,7 @@ class Definition:
         while len(tokens) < min(len(prompt) + s.max_new_tokens, CONTEXT):
             row = self.logits(tokens)
             token = sampler.sample(
-                row,
+                adjust(row, s, np.array(tokens), len(prompt)),
                 temperature=s.temperature,
                 top_k=s.top_k,
                 top_p=s.top_p,
