@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from codegen.cache import default_cache
 from codegen.kv_block import BLOCKS
@@ -20,7 +20,7 @@ from compiler import manifest
 from compiler.artifact import ArtifactWriter
 from compiler.errors import CompileError
 from compiler.refusal import OF_A_MODEL, OF_A_TEXT, refusal
-from compiler.targets import CpuTarget, Target, find_targets
+from compiler.targets import CpuDraft, CpuTarget, find_targets
 from ir.dims import evaluate
 from ir.graph import Graph, Op, Scalar, Value, tensor_of
 from ir.ops import ANNOTATIONS
@@ -30,6 +30,7 @@ from ir.verify import verify
 from passes.group_pointwise import GroupPointwise
 from passes.plan_memory import PlanMemory
 from runtime.artifact import Artifact
+from runtime.manifest import CpuTarget as GivenTarget
 from runtime.manifest import Manifest
 from runtime.weights import tensor_bytes
 
@@ -56,13 +57,39 @@ def rebuild(
         raise CompileError("it would replace what it reads", where=str(out), todo="Choose another with -o")
     where = f"{artifact.root.name}/{artifact.cpu.graph}"
     try:
-        graph = replanned(artifact.read(artifact.cpu.graph), artifact.manifest, where)
         with ArtifactWriter(Path(out), force) as writer:
-            return _write(artifact, graph, find_targets("cpu", isa), writer)
+            return _write(artifact, _parts(artifact, isa), writer)
     except (*OF_A_MODEL, *OF_A_TEXT) as error:
         raise refusal(error, where) from error
     except (ValueError, KeyError) as error:  # of a pass or a printer, on what no compile of ours makes
         raise CompileError(f"not a lowered graph ({error})", where=where, todo=AGAIN) from error
+
+
+class _Part(NamedTuple):
+    """The CPU's target, or its draft: as it was, its graph, and as it is made anew."""
+
+    given: GivenTarget
+    graph: Graph
+    target: CpuTarget
+
+
+def _parts(artifact: Artifact, isa: Sequence[str] | None) -> list[_Part]:
+    """Raises CompileError where the draft would work on blocks of other types than the target's."""
+    (target,) = find_targets("cpu", isa)
+    assert isinstance(target, CpuTarget)
+    parts = [_part(artifact, artifact.cpu, target)]
+    if artifact.cpu.draft is not None:
+        parts.append(_part(artifact, artifact.cpu.draft, CpuDraft(target)))
+        blocks = [[v.type for v in part.graph.inputs if isinstance(v.type, KV)] for part in parts]
+        if blocks[0] != blocks[1]:
+            where = f"{artifact.root.name}/{artifact.cpu.draft.graph}"
+            raise CompileError("its KV blocks are not its target's", where=where, todo=AGAIN)
+    return parts
+
+
+def _part(artifact: Artifact, given: GivenTarget, target: CpuTarget) -> _Part:
+    where = f"{artifact.root.name}/{given.graph}"
+    return _Part(given, replanned(artifact.read(given.graph), artifact.manifest, where), target)
 
 
 def replanned(text: bytes, model: Manifest, where: str) -> Graph:
@@ -81,32 +108,42 @@ def _plain(op: Op) -> Op:
     return replace(op, attrs={key: value for key, value in op.attrs.items() if key not in ANNOTATIONS})
 
 
-def _write(artifact: Artifact, graph: Graph, targets: Sequence[Target], writer: ArtifactWriter) -> Path:
-    (target,) = targets
-    assert isinstance(target, CpuTarget)
-    target.write_graph(graph, writer)
-    target.generate(graph, writer)
-    _copy_weights(artifact, target, writer)
+def _write(artifact: Artifact, parts: Sequence[_Part], writer: ArtifactWriter) -> Path:
+    artifact.weights()  # there are some
+    for part in parts:
+        part.target.write_graph(part.graph, writer)
+        part.target.generate(part.graph, writer)
+        _copy_weights(artifact, part, writer)
     for name in artifact.manifest.tokenizer_files:
         writer.write(f"tokenizer/{Path(name).name}", artifact.read(name))
-    target.build(writer, lambda done, total: None, default_cache())
-    writer.seal(_manifest(artifact, graph, target))
+    for part in parts:
+        part.target.build(writer, lambda done, total: None, default_cache())
+    writer.seal(_manifest(artifact, parts))
     return writer.publish()
 
 
-def _copy_weights(artifact: Artifact, target: CpuTarget, writer: ArtifactWriter) -> None:
+def _copy_weights(artifact: Artifact, part: _Part, writer: ArtifactWriter) -> None:
     """The packed weights, which must be those that the kernels generated here read."""
-    source = artifact.path(artifact.weights("cpu"))
-    order = target.generated.weights
+    source = artifact.path(part.given.weights or "")
+    order = part.target.generated.weights
     found = tensor_bytes(source, [weight.name for weight in order])
     for weight, size in zip(order, found, strict=True):
         if size != weight.bytes:
             what = f"weight {weight.name!r} has {size:,} bytes, where its graph takes {weight.bytes:,}"
             raise CompileError(what, where=str(source), todo=AGAIN)
-    shutil.copyfile(source, writer.path(target.weights))
+    shutil.copyfile(source, writer.path(part.target.weights))
 
 
-def _manifest(artifact: Artifact, graph: Graph, target: CpuTarget) -> dict[str, Any]:
+def _entry(artifact: Artifact, parts: Sequence[_Part]) -> dict[str, Any]:
+    """Of the CPU's target. What a draft's quantisation cost is known from before."""
+    entry, *drafts = (part.target.entry(weights=True) for part in parts)
+    if not drafts:
+        return entry
+    given = artifact.manifest.raw["targets"]["cpu"]["draft"]
+    return {**entry, "draft": {"quantization": given.get("quantization"), **drafts[0]}}
+
+
+def _manifest(artifact: Artifact, parts: Sequence[_Part]) -> dict[str, Any]:
     given, model = artifact.manifest.raw, artifact.manifest.model
     tokenizer = [f"tokenizer/{Path(name).name}" for name in artifact.manifest.tokenizer_files]
     return {
@@ -122,8 +159,8 @@ def _manifest(artifact: Artifact, graph: Graph, target: CpuTarget) -> dict[str, 
             "frozen": given["model"]["frozen"],
         },
         "tokenizer": {"present": bool(tokenizer), "files": tokenizer},
-        "kv_groups": manifest.kv_groups(graph),
-        "targets": {"cpu": target.entry(weights=True)},
+        "kv_groups": manifest.kv_groups(parts[0].graph),
+        "targets": {"cpu": _entry(artifact, parts)},
     }
 
 

@@ -21,6 +21,28 @@ def quality(entry: Mapping[str, Any] | None) -> list[str]:
         return ["in a way that this version cannot read (--json shows it)"]
 
 
+def draft_quality(entry: Mapping[str, Any] | None) -> list[str]:
+    """Lines on the quantisation of a draft."""
+    if entry is None:
+        return []
+    try:
+        group = f" in groups of {entry['group']}" if entry["group"] else ""
+        lines = [
+            f"{entry['weights']}{group} by {entry['algorithm']}, activations {entry['activations']}",
+            _agreement(entry["error"]),
+        ]
+        return [shorten(one_line(text), MAX_PART) for text in lines]
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
+        return ["in a way that this version cannot read (--json shows it)"]
+
+
+def _agreement(error: Mapping[str, Any] | None) -> str:
+    if error is None:
+        return "not measured"
+    found = f"top-1 agreement {error['top1_agreement']:.1%}, mean KL {_shown(error['mean_kl'])} nats"
+    return f"beside the model: {found}, over {error['positions']:,} positions of {error['text']}"
+
+
 def _error(entry: Mapping[str, Any]) -> list[str]:
     error = entry["error"]
     if error is None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from compiler.errors import CompileError
+from runtime.manifest import CpuTarget
 
 if TYPE_CHECKING:
     from runtime.artifact import Artifact
@@ -16,7 +17,9 @@ TODO = "Compile the model with --dump-ir DIR to keep the graph after every pass"
 
 @dataclass(frozen=True)
 class StageFile:
-    """name: 07-fuse_norm, of a pass; or graph, or graph-TARGET where there are several targets."""
+    """name: 07-fuse_norm, of a pass (draft-07-fuse_norm: of the draft's); or graph, or graph-TARGET where
+    there are several targets; or graph-draft.
+    """
 
     name: str
     file: str
@@ -46,6 +49,11 @@ def stages(artifact: Artifact, target: str | None = None) -> list[StageFile]:
     targets = artifact.manifest.targets
     if len(targets) > 1:
         found += [StageFile(f"graph-{name.replace(':', '-')}", each.graph) for name, each in targets.items()]
+    found += [
+        StageFile("graph-draft", each.draft.graph)
+        for each in targets.values()
+        if isinstance(each, CpuTarget) and each.draft
+    ]
     return [*found, StageFile("graph", artifact.target(target or next(iter(targets))).graph)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from compiler.inspect.quality import quality
+from compiler.inspect.quality import draft_quality, quality
 from compiler.inspect.stages import stages
 from compiler.inspect.tables import console
 from runtime.errors import one_line
@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 def summary(artifact: Artifact) -> dict[str, Any]:
     """The manifest without its lists of files and weights, and the bytes of each part."""
     raw = artifact.manifest.raw
-    targets = {
-        name: {key: value for key, value in each.items() if key != "weight_order"}
-        for name, each in raw["targets"].items()
-    }
+    targets = {name: _without_order(each) for name, each in raw["targets"].items()}
     files = {name: entry.bytes for name, entry in artifact.manifest.files.items()}
     return {
         **{
@@ -32,6 +29,14 @@ def summary(artifact: Artifact) -> dict[str, Any]:
         "num_weights": max(len(each.weight_order) for each in artifact.manifest.targets.values()),
         "bytes": {"total": sum(files.values()), "files": files},
     }
+
+
+def _without_order(target: dict[str, Any]) -> dict[str, Any]:
+    """A target, and its draft."""
+    found = {key: value for key, value in target.items() if key != "weight_order"}
+    if isinstance(found.get("draft"), dict):
+        found["draft"] = _without_order(found["draft"])
+    return found
 
 
 def show(artifact: Artifact) -> None:
@@ -105,7 +110,18 @@ def _target(name: str, target: dict[str, Any]) -> list[str]:
         built = ", ".join(f"{tool} {version}" for tool, version in target["built_by"].items())
         ways = ["one order of accumulation"] * target["invariant"] + [f"built by {built}"] * bool(built)
         return [f"{name}{': ' if ways else ''}{', '.join(ways)}"]
-    return [
+    libraries = [
         f"cpu: {k['isa']} for {k['arch']} with {', '.join(k['features']) or 'no extensions'}"
         for k in target["kernels"]
+    ]
+    draft = target.get("draft")
+    return libraries if draft is None else [*libraries, *_draft(draft)]
+
+
+def _draft(draft: dict[str, Any]) -> list[str]:
+    """What it has of its own: all else, its KV blocks too, is the target's."""
+    levels = ", ".join(k["isa"] for k in draft["kernels"])
+    shared = "on the target's KV blocks, with its tokenizer"
+    return [
+        f"cpu draft: {text}" for text in (f"{levels}, {shared}", *draft_quality(draft.get("quantization")))
     ]
