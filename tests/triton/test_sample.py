@@ -378,15 +378,21 @@ def test_scores(make: Make) -> None:
 
 # --- binaries
 
-LARGEST = {"sample_again", "sample_noise_kept"}
+# Each kernel with the most registers on each vendor; on NVIDIA's, whose registers are as many, one a device.
+LARGEST = [
+    ("cuda:sm_80", {"sample_again"}),
+    ("cuda:sm_90", {"sample_noise_kept"}),
+    ("cuda:sm_100", {"sample_again"}),
+    ("hip:gfx942", {"sample_again", "sample_noise_kept"}),
+]
 
 
-@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90", "cuda:sm_100", "hip:gfx942"])
-def test_kernels_fit_registers_at_a_large_vocabulary(tmp_path: Path, target: str) -> None:
+@pytest.mark.parametrize(("target", "largest"), LARGEST, ids=[target for target, _ in LARGEST])
+def test_kernels_fit_registers_at_a_large_vocabulary(tmp_path: Path, target: str, largest: set[str]) -> None:
     generated = generate(128256, target)
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels/kernels.py").write_text(generated.source)
-    kernels = [k for k in generated.kernels if k.function in LARGEST]
+    kernels = [k for k in generated.kernels if k.function in largest]
     built = build_kernels(tmp_path, kernels, generated.device, cache=Cache(tmp_path / "cache"))
-    assert {k.kernel.function for k in built} == LARGEST
+    assert {k.kernel.function for k in built} == largest
     assert all(k.spills == 0 for k in built)
