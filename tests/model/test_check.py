@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import compiler
-import compiler.driver
+import compiler.forward
 from compiler.check import CheckError
 from compiler.pipeline import pipeline
 from ir.graph import Graph
@@ -45,7 +45,7 @@ def test_check_names_a_broken_pass_and_the_op(
         index = next(i for i, each in enumerate(passes) if each.name == after)
         return (*passes[: index + 1], BrokenNorm(), *passes[index + 1 :])
 
-    monkeypatch.setattr(compiler.driver, "pipeline", broken)
+    monkeypatch.setattr(compiler.forward, "pipeline", broken)
     with pytest.raises(CheckError, match=r"broken_norm.*\n.*rms_norm.*model\.norm") as caught:
         compiler.compile(checkpoint, tmp_path / "m.octavo", check=True, isa=tiny.ISA)
     assert caught.value.pass_name == "broken_norm"

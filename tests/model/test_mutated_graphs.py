@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-import compiler.driver
+import compiler.forward
 from compiler.pipeline import pipeline
 from ir.graph import Graph, Op
 from ir.predicates import CAUSAL, KEY, QUERY, window, window_of
@@ -70,7 +70,7 @@ def test_a_wrong_graph_is_noticed(
         index = next(i for i, each in enumerate(passes) if each.name == "page_kv")
         return (*passes[:index], Mutate(change), *passes[index:])
 
-    monkeypatch.setattr(compiler.driver, "pipeline", wrong)
+    monkeypatch.setattr(compiler.forward, "pipeline", wrong)
     model = tiny.build(name)
     model.save_pretrained(tmp_path / "checkpoint")
     out = tiny.compiled(tmp_path / "checkpoint", tmp_path / "m.octavo")

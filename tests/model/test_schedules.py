@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from hypothesis.stateful import initialize, run_state_machine_as_test
 
 import compiler
 import runtime
-from compiler import driver
+from compiler import forward
 from passes.base import Pass
 from passes.quantize_activations import QuantizeActivations
 from passes.quantize_kv import QuantizeKv
@@ -54,14 +55,14 @@ def compile_plain(folder: Path) -> Path:
 
 def compile_quantized(folder: Path) -> Path:
     """A model of one layer for each format, and of matrices in 4 bits."""
-    real = driver.pipeline
+    real = forward.pipeline
     chosen: dict[type[Pass], Pass] = {
         QuantizeKv: QuantizeKv(groups=tuple(FORMATS.values())),
         QuantizeWeights: QuantizeWeights("u4"),
         QuantizeActivations: QuantizeActivations("i8"),
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(driver, "pipeline", lambda *a, **k: [chosen.get(type(p), p) for p in real(*a, **k)])
+        patch.setattr(forward, "pipeline", lambda *a, **k: [chosen.get(type(p), p) for p in real(*a, **k)])
         model = tiny.build_plain(*map(sliding, FORMATS))
         return tiny.compiled(model, folder / "q.octavo", block=WIDE_BLOCK)
 
@@ -88,7 +89,7 @@ class Reference:
         self._kept: dict[tuple[tuple[int, ...], Sampling], list[Alone]] = {}
 
     def samples(self, prompt: tuple[int, ...], sampling: Sampling) -> list[Alone]:
-        key = prompt, sampling
+        key = prompt, replace(sampling, draft_tokens=None)
         if key not in self._kept:
             request = self._engine.submit(list(prompt), sampling)
             self._kept[key] = [Alone.of(completion) for completion in request.results(timeout_s=60)]
@@ -112,6 +113,7 @@ options = st.fixed_dictionaries(
         "max_step_tokens": st.sampled_from((1, 5, 17, 64)),
         "max_requests": st.sampled_from((1, 3, 4, 6)),
         "prefix_cache": st.sampled_from((True, True, True, False)),
+        "draft": st.sampled_from((None, "lookup", "lookup", "lookup")),
     }
 )
 
@@ -121,14 +123,20 @@ class CompiledMachine(EngineMachine):
         super().__init__(totals, WORDS, reference.samples)
         self.path = path
 
-    @initialize(options=options, places=st.sampled_from((0, 3, 40, 40)))
-    def start(self, options, places):
+    @initialize(
+        options=options,
+        places=st.sampled_from((0, 3, 40, 40)),
+        drafts=st.sampled_from(("lookup", "oracle", "oracle", "broken")),
+        seed=st.integers(0, 999),
+    )
+    def start(self, options, places, drafts, seed):
         groups = kv_groups(self.path)
         kv_blocks = options["kv_blocks"] * BLOCK // groups[0].block  # as many tokens
         swap_memory = places * sum(group.block_bytes for group in groups)
         given = options | {"kv_blocks": kv_blocks, "swap_memory": swap_memory}
         self.places = places
         self.begin(stepped(runtime.load, path=self.path, verify="fast", **given))
+        self.draft(drafts, seed)
         held = zip(self.core.scheduler.swap.places, groups, strict=True)
         assert all(count >= (min(places, options["max_requests"]) if g.tail else places) for count, g in held)
 
@@ -140,7 +148,7 @@ def kv_groups(path: Path) -> Sequence[KVGroup]:
 def test_one_of_each_gives_the_bits_that_a_request_gives_alone(artifact, reference):
     machine = CompiledMachine(Counter(), artifact, reference)
     limits = dict(threads=2, kv_blocks=14, max_step_tokens=16, max_requests=4, prefix_cache=True)
-    machine.start(limits, 40)
+    machine.start(limits | {"draft": "lookup"}, 40, "oracle", 0)
     one_of_each(machine)
     happened(machine.totals, HAPPENS, always=True)
 
