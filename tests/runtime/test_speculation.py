@@ -28,6 +28,7 @@ class Script:
     """Proposes what a function says. calls: how many drafts were wanted, call by call."""
 
     name = "script"
+    setup_s = 0.0
 
     def __init__(self, propose: Callable[[Sequence, int], list[int]]) -> None:
         self._propose = propose
