@@ -127,6 +127,46 @@ def test_a_graph_that_could_leave_its_arrays_is_refused(
     assert [p.name for p in tmp_path.iterdir()] == ["bad.octavo"]
 
 
+def with_draft(artifact: Path, out: Path, change: Callable[[bytes], bytes] = lambda data: data) -> Path:
+    """The artifact with itself as its draft. change: of the draft's graph."""
+    raw: dict[str, Any] = json.loads((artifact / "manifest.json").read_text())
+    files = {name: (artifact / name).read_bytes() for name in raw["files"]}
+    folder, weights = "targets/cpu", "targets/cpu/draft/weights.safetensors"
+    for name in [name for name in files if name.startswith(folder)]:
+        files[name.replace(folder, f"{folder}/draft")] = files[name]
+    files[f"{folder}/draft/graph.ir"] = change(files[f"{folder}/graph.ir"])
+    files[weights] = files["weights/cpu.safetensors"]
+    target = raw["targets"]["cpu"]
+    draft = json.loads(json.dumps(target).replace(folder, f"{folder}/draft")) | {"weights": weights}
+    target["draft"] = draft | {"quantization": {"weights": "int4"}}
+    raw["files"] = {n: {"bytes": len(d), "sha256": made.chunked_sha256(d)} for n, d in files.items()}
+    return made.write(out, files, raw)
+
+
+def test_a_draft_is_made_again_too(artifact: Path, tmp_path: Path) -> None:
+    wanted = compiled_logits(Artifact.open(artifact), "cpu")
+    given = with_draft(artifact, tmp_path / "a.octavo")
+    again = Artifact.open(rebuild(given, tmp_path / "again.octavo", isa=[LEVEL]))
+    assert np.array_equal(compiled_logits(again, "draft"), wanted)
+    assert again.manifest.raw["targets"]["cpu"]["draft"]["quantization"] == {"weights": "int4"}
+    assert again.draft().weights == "targets/cpu/draft/weights.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        (("block 16", "block 32"), "its KV blocks are not its target's"),
+        (("return %y", "return"), "logits of"),
+    ],
+)
+def test_a_draft_that_could_leave_the_targets_blocks_is_refused(
+    artifact: Path, tmp_path: Path, pair: tuple[str, str], message: str
+) -> None:
+    bad = with_draft(artifact, tmp_path / "bad.octavo", replaced(pair))
+    with pytest.raises(CompileError, match=f"(?s)draft/graph.ir.*{message}"):
+        rebuild(bad, tmp_path / "again.octavo", isa=[LEVEL])
+
+
 def test_buffers_are_planned_again(artifact: Path, tmp_path: Path) -> None:
     """Those of the artifact's graph could overlap, or be too small."""
     text = print_graph(lowered())

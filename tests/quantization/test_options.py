@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from compiler import arguments
 from compiler.errors import CompileError
 from compiler.options import Options, check_options
+from compiler.quantization.draft import check_draft, draft_quantization
 from compiler.quantization.options import Quantization, check_quantization, matches
 
 
@@ -145,3 +147,33 @@ def test_patterns_may_come_as_one_text() -> None:
     found = arguments.quantization("int4", None, None, True, "a,b.*=int8", None, None, "text.txt", None)
     assert found.keep == ("a", "b.*=int8") and found.calibration == Path("text.txt")
     assert arguments.quantization("none", None, None, True, "", None, None, None, None).keep == ()
+
+
+@pytest.mark.parametrize(
+    ("draft", "given", "devices", "said"),
+    [
+        ("self:int8", {}, ("cpu",), "There is self:int4"),
+        ("self:int4", {}, ("gpu",), "only the target cpu has a draft"),
+        ("self:int4", dict(weights="int4"), ("cpu",), "it is int4 already"),
+        ("self:int4", dict(weights="auto"), ("cpu", "gpu"), "it is int4 already"),
+        ("self:int4", dict(algorithm="best"), ("cpu",), "--algorithm best"),
+        ("self:int4", dict(algorithm="rtn", calibration=Path("a.txt")), ("cpu",), "nothing is fitted"),
+    ],
+)
+def test_no_such_draft(draft: str, given: dict[str, Any], devices: tuple[str, ...], said: str) -> None:
+    with pytest.raises(CompileError, match=said):
+        check_draft(draft, Quantization(**given), devices)
+
+
+@pytest.mark.parametrize("weights", ["none", "int8", "fp8", "own"])
+def test_algorithm_and_text_are_the_drafts_where_the_model_has_no_use_for_them(weights: str) -> None:
+    text = Path(__file__)
+    asked = Quantization(weights, algorithm="awq", calibration=text, kv="int8")
+    check_options(Options(quantization=asked, draft="self:int4"))
+    check_draft("self:int4", asked, ("cpu",))
+    found = draft_quantization(asked.resolved(("cpu",)))
+    assert found == Quantization("int4", None, "awq", activations="int8", kv="int8", calibration=text)
+    assert draft_quantization(Quantization()).algorithm == "gptq"
+    if weights != "int8":
+        with pytest.raises(CompileError):
+            check_options(Options(quantization=replace(asked, kv=None)))

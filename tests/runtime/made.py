@@ -75,6 +75,21 @@ def default_files(library: bytes = b"not a library") -> dict[str, bytes]:
     }
 
 
+DRAFT = "targets/cpu/draft"
+
+
+def with_draft(files: dict[str, bytes], **changes: Any) -> dict[str, Any]:
+    """Adds the files of a draft of the CPU's target, and gives the manifest. changes: in its entry there."""
+    files |= {f"{DRAFT}/{name}": files[f"targets/cpu/{name}"] for name in ("graph.ir", "plan.json")}
+    files[f"{DRAFT}/kernels/forward.any.so"] = files["targets/cpu/kernels/forward.any.so"]
+    files[f"{DRAFT}/weights.safetensors"] = safetensors(WEIGHTS)
+    whole = manifest(files)
+    target = whole["targets"]["cpu"]
+    entry = json.loads(json.dumps(target).replace("targets/cpu", DRAFT))
+    target["draft"] = entry | {"weights": f"{DRAFT}/weights.safetensors", "quantization": None} | changes
+    return whole
+
+
 FOLDER = "targets/cuda-sm_90"
 
 

@@ -8,6 +8,7 @@ import os
 import numpy as np
 import pytest
 
+import runtime
 from runtime import Artifact, ArtifactError, machine
 from runtime.weights import Weights
 from tests.runtime import made
@@ -50,6 +51,63 @@ def test_a_truncated_or_missing_file_is_found(tmp_path):
     weights.unlink()
     with pytest.raises(ArtifactError, match="No such file"):
         Artifact.open(tmp_path)
+
+
+def drafting(tmp_path, **changes):
+    files = made.default_files()
+    raw = made.with_draft(files, **changes)
+    return made.write(tmp_path / "d.octavo", files, raw)
+
+
+@pytest.mark.parametrize("name", ["graph.ir", "plan.json", "kernels/forward.any.so", "weights.safetensors"])
+def test_a_damaged_draft_is_found(tmp_path, name):
+    path = drafting(tmp_path)
+    assert Artifact.open(path).draft().weights == f"{made.DRAFT}/weights.safetensors"
+    file = path / made.DRAFT / name
+    change(file, -1)
+    with pytest.raises(ArtifactError, match="SHA-256") as caught:
+        Artifact.open(path)
+    assert f"{made.DRAFT}/{name}" in str(caught.value)
+    if name == "weights.safetensors":
+        Artifact.open(path, verify="fast")
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ArtifactError, match="bytes, the manifest says") as caught:
+        Artifact.open(path, verify="fast")
+    assert f"{made.DRAFT}/{name}" in str(caught.value)
+    file.unlink()
+    with pytest.raises(ArtifactError, match="No such file") as caught:
+        Artifact.open(path, verify="fast")
+    assert f"{made.DRAFT}/{name}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"draft": {}}, "null: it is one itself"),
+        ({"weights": None}, "a path where its target has one"),
+        ({"weights": "../w"}, "leaves the artifact"),
+        ({"graph": 3}, "targets.cpu.draft: 'graph' must be"),
+        ({"kernels": None}, "targets.cpu.draft: 'kernels' must be"),
+    ],
+)
+def test_a_strange_draft_is_refused(tmp_path, changes, said):
+    with pytest.raises(ArtifactError, match=said):
+        Artifact.open(drafting(tmp_path, **changes))
+
+
+def test_an_artifact_without_a_draft_says_how_to_get_one(tmp_path):
+    path = made.write(tmp_path / "a.octavo")
+    for ask in (Artifact.open(path).draft, lambda: runtime.load(path, draft="self")):
+        with pytest.raises(ArtifactError, match="no draft of its own.*octavo compile --draft self:int4"):
+            ask()
+
+
+def test_a_draft_runs_at_its_targets_level_or_at_its_best(tmp_path):
+    have = {"arch": os.uname().machine, "features": [], "file": "targets/cpu/graph.ir"}
+    kernels = [{**have, "isa": name} for name in ("best", "any")]
+    artifact = Artifact.open(drafting(tmp_path, kernels=kernels))
+    assert artifact.draft_kernel("any").isa == "any"
+    assert artifact.draft_kernel("other").isa == artifact.draft_kernel().isa == "best"
 
 
 def test_digest_from_outside(tmp_path):
