@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from runtime import EngineError, RequestError, Sampling, generate, sampler
 from runtime.completion import Completion
 from runtime.penalties import adjust
+from runtime.speculation.lookup import LookupDrafter
 from tests.runtime.fake import VOCAB, fake_engine, reference
 from tests.runtime.test_engine import PROMPTS, SAMPLED, expected
 
@@ -54,7 +56,8 @@ def test_repetition_is_transformers(penalty: float) -> None:
     row[[5, 6, 7]] = 0.0, -0.0, -np.inf
     ids = [*RNG.integers(0, 301, 90).tolist(), 5, 6, 7]
     rule = RepetitionPenaltyLogitsProcessor(penalty)
-    want = rule(torch.tensor([ids]), torch.from_numpy(row.copy())[None])[0].numpy()
+    tokens: Any = torch.tensor([ids])
+    want = rule(tokens, cast(Any, torch.from_numpy(row.copy())[None]))[0].numpy()
     before, sampling = row.copy(), Sampling(repetition_penalty=penalty)
     for cut in (1, 40, len(ids)):
         got = adjusted(row, sampling, ids[:cut], ids[cut:])
@@ -152,8 +155,20 @@ def test_an_engine_adjusts_the_rows_of_those_who_ask(logprobs: int | None, optio
 def test_samples_count_their_own_output() -> None:
     sampling = replace(SAMPLED, n=4, **KINDS["all"])
     with fake_engine(max_requests=2) as engine:
-        for done in generate(engine, PROMPTS[3], sampling):
+        for done in engine.submit(PROMPTS[3], sampling).results():
             check(done, PROMPTS[3], sampling)
+
+
+def test_rows_after_drafts_count_them() -> None:
+    """Of texts of one token, in which drafts are right, until a penalty ends that."""
+    bias = {7: 9.0}
+    circling = Sampling(24, repetition_penalty=1.2, frequency_penalty=0.5, logit_bias=bias, draft_tokens=4)
+    with fake_engine(drafter=LookupDrafter()) as engine:
+        requests = [engine.submit([7] * 4 * n, replace(circling, logprobs=n)) for n in (2, 3)]
+        for request, n in zip(requests, (2, 3), strict=True):
+            check(request.result(), [7] * 4 * n, replace(circling, logprobs=n))
+        stats = engine.stats()
+    assert stats.accepted_tokens > 4 and stats.drafted_tokens > stats.accepted_tokens
 
 
 def test_a_broken_row_fails_its_request_alone() -> None:
@@ -162,7 +177,7 @@ def test_a_broken_row_fails_its_request_alone() -> None:
     outputs = [penalised(p, sampling)[0] for p in prompts]
     bad = next(t for t in outputs[1][:-1] if t not in outputs[0] + outputs[2] + [3, 5, 6])
     with fake_engine() as engine:
-        engine._executor.nan = bad
+        cast(Any, engine._executor).nan = bad
         requests = [engine.submit(p, sampling) for p in prompts]
         with pytest.raises(EngineError, match="NaN"):
             requests[1].result()
@@ -173,10 +188,8 @@ def test_keywords_of_generate_are_a_sampling() -> None:
     with fake_engine() as engine:
         for given in KINDS.values():
             sampling = Sampling(max_new_tokens=6, **given)
-            assert (
-                generate(engine, PROMPTS[1], max_new_tokens=6, **given)[0].token_ids
-                == (penalised(PROMPTS[1], sampling)[0])
-            )
+            (done,) = cast(list[Completion], generate(engine, PROMPTS[1], max_new_tokens=6, **given))
+            check(done, PROMPTS[1], sampling)
 
 
 @pytest.mark.parametrize("kind", ["repetition", "presence", "frequency", "bias"])
@@ -191,6 +204,7 @@ def test_biases_are_pairs_by_id_of_tokens_that_there_are() -> None:
     assert replace(sampling, seed=3).biases == sampling.biases == Sampling(logit_bias=sampling.biases).biases
     assert hash(sampling) == hash(Sampling(logit_bias=dict(reversed(BIAS.items()))))
     assert sampling.adjusts and not Sampling(logit_bias={}, repetition_penalty=1).adjusts
-    assert Sampling(logit_bias={np.int64(3): np.float32(0.5)}).biases == ((3, 0.5),)
+    numpys: Any = {np.int64(3): np.float32(0.5)}
+    assert Sampling(logit_bias=numpys).biases == ((3, 0.5),)
     with fake_engine() as engine, pytest.raises(RequestError, match=f"token {VOCAB}.*below {VOCAB}"):
         engine.submit([1], Sampling(logit_bias={2: 1.0, VOCAB: 1.0}))
