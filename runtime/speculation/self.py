@@ -9,30 +9,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+import numpy as np
+
 from runtime.executor import Forward
 from runtime.limits import Limits
 from runtime.manifest import Manifest
 from runtime.rows import RowSampler
 from runtime.scheduler import Chunk
 from runtime.sequence import Sequence
+from runtime.speculation.rejecting import distribution
 from runtime.step import StepBuffers
 
 
 class SelfDrafter:
     """forward: of the draft, opened on the target's blocks, which its owner closes. limits: of its steps, a
-    token of each request."""
+    token of each request. keeps: until the next drafts, the rows that these were drawn from."""
 
     name = "self"
+    setup_s = 0.0
 
-    def __init__(self, forward: Forward, limits: Limits, manifest: Manifest) -> None:
+    def __init__(self, forward: Forward, limits: Limits, manifest: Manifest, *, keeps: bool = False) -> None:
         groups = manifest.kv_groups
         block = groups[0].block if groups else 16
         self._forward = forward
         self._buffers = StepBuffers(limits, len(groups), manifest.model.max_context, block)
         self._sampler = RowSampler(forward, limits.max_rows, logprobs=False)
+        self._keeps = keeps
+        self._kept: dict[Sequence, list[np.ndarray]] = {}
 
     def draft(self, chunks: Seq[Chunk], wanted: Seq[int]) -> Seq[int]:
         """What it computes counts as computed until it is done."""
+        self._kept = {}
         steps = [Chunk(chunk.seq, 1, range(0), 1) for chunk in chunks]
         try:
             for place in range(max(wanted)):
@@ -47,11 +54,20 @@ class SelfDrafter:
         """A token of each."""
         logits = self._forward.forward(self._buffers.pack(chunks))
         seqs = [chunk.seq for chunk in chunks]
+        for seq, row in zip(seqs, self._forward.download(logits) if self._keeps else (), strict=False):
+            self._kept.setdefault(seq, []).append(row.copy())
         for seq in seqs:
             seq.computed += 1
         token_ids = self._sampler.draw(seqs, [seq.computed for seq in seqs], logits).ids.tolist()
         for seq, token_id in zip(seqs, token_ids, strict=True):
             seq.ids[seq.computed] = token_id
+
+    def distributions(self, chunk: Chunk) -> np.ndarray | None:
+        """See DrawingDrafter."""
+        rows, seq = self._kept.get(chunk.seq, [])[: chunk.drafts], chunk.seq
+        if not rows:
+            return None
+        return np.stack([distribution(row, seq, seq.num_tokens + i) for i, row in enumerate(rows)])
 
     def settle(self, seq: Sequence) -> None:
         """Nothing of its own is kept."""

@@ -22,6 +22,9 @@ from compiler.survey import Survey
 from compiler.weights import ArraySource
 from runtime import Artifact, Sampling
 from runtime.completion import Completion
+from runtime.sampler import gumbel
+from runtime.scheduler import Chunk
+from runtime.speculation.self import SelfDrafter
 from tests.codegen.harness import levels
 from tests.compiler.decoder import Decoder
 
@@ -79,6 +82,31 @@ def test_no_bit_depends_on_it(artifact: Path) -> None:
         assert stats.draft_failures == 0
         (drafted, accepted), *_ = stats.draft_positions
         assert drafted > 300 and drafted > accepted > drafted / 4
+
+
+def test_what_drafts_are_drawn_from(artifact: Path) -> None:
+    """Each of the draft's rows gives the draft again, by the sampler's rules and the request's noise."""
+    seen: list[int] = []
+
+    def looking(self: SelfDrafter, chunk: Chunk) -> np.ndarray | None:
+        seq = chunk.seq
+        found = distributions(self, chunk)
+        assert found is not None and found.shape == (chunk.drafts, VOCAB)
+        np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-6)
+        for i, p in enumerate(found):
+            position, logs = seq.num_tokens + i, np.log(np.maximum(p, 1e-300))
+            noisy = logs + gumbel(VOCAB, seq.request.seed, position, seq.sample_index)
+            seen.append(int(seq.ids[position] == np.where(p > 0, noisy, -np.inf).argmax()))
+        return found
+
+    distributions = SelfDrafter.distributions
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SelfDrafter, "distributions", looking)
+        with runtime.load(artifact, draft="self", acceptance="rejection") as engine:
+            generated(engine, 3)
+            stats = engine.stats()
+    assert stats.draft_failures == 0 and len(seen) > 100 and np.mean(seen) > 0.98
+    assert stats.accepted_tokens > stats.drafted_tokens / 4
 
 
 def test_the_manifest_and_the_memory_plan_have_it(artifact: Path) -> None:
