@@ -186,7 +186,8 @@ class Core:
                 continue
             if seq.output.started_s is None:
                 seq.output.started_s = now
-            self.scheduler.cache.advance(seq, chunk.right)
+            right = chunk.right if chunk.samples > 1 else seq.computed + chunk.count
+            self.scheduler.cache.advance(seq, right)
             if seq.kept and seq.computed == seq.wanted:
                 self._keep(seq)
             if chunk.samples:

@@ -26,7 +26,7 @@ class Outputs:
         for drawn in results.drawn:
             self._take_samples(drawn)
         for chunk in chunks:
-            if chunk.sample and chunk.seq.request.beams is not None:
+            if chunk.samples and chunk.seq.request.beams is not None:
                 self._go_on(chunk.seq.request, chunk.seq.request.beams)
 
     def finish(self, request: Request, reason: FinishReason | None = None) -> None:
@@ -67,10 +67,10 @@ class Outputs:
             self.fail(request, error)
 
     def _take_samples(self, drawn: Drawn) -> None:
-        sampled = drawn.sampled
+        seqs, sampled = drawn.seqs, drawn.sampled
         token_ids = sampled.ids.tolist()
         for row in drawn.rows:
-            seq = drawn.seqs[row]
+            seq = seqs[row]
             if seq.finished:  # by a row before, of this sample or of another of its request
                 continue
             try:

@@ -20,8 +20,7 @@ from runtime.speculation.rejecting import Rejecting
 Found = tuple[list[Sequence], Sampled]  # rows, by whose they are
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(NamedTuple):
     """Rows that were sampled, and whose each is. rows: those to take, in this order; before a row that is not
     there comes a draft that was wrong."""
 

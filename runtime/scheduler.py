@@ -40,11 +40,6 @@ class Chunk:
     accepted: int = 0
 
     @property
-    def sample(self) -> bool:
-        """Whether it is computed up to its last known token, whose row gives the next."""
-        return self.samples > 0
-
-    @property
     def drafts(self) -> int:
         return max(0, self.samples - 1)
 

@@ -121,7 +121,11 @@ class StepBuffers:
     def _pack_rows(self, chunks: Seq[Chunk]) -> int:
         """The rows to sample, in the chunks' order, then those to score, in the chunks' order; how many."""
         starts = self._starts[: len(chunks) + 1].tolist()
-        rows = [row for c, end in zip(chunks, starts[1:], strict=True) for row in range(end - c.samples, end)]
+        if max([c.samples for c in chunks]) > 1:
+            ends = zip(chunks, starts[1:], strict=True)
+            rows = [row for c, end in ends for row in range(end - c.samples, end)]
+        else:  # as in most steps
+            rows = [end - 1 for c, end in zip(chunks, starts[1:], strict=True) if c.samples]
         for c, start in zip(chunks, starts, strict=False):
             if c.score:
                 rows += [start + position - c.seq.computed for position in c.score]
