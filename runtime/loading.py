@@ -75,7 +75,7 @@ def load(
     for tries_left in reversed(range(TRIES)):
         artifact = Artifact.open(path, verify=verify, digest=digest, report=report)
         try:
-            return _load(artifact, options, target, num_threads, isa, prefix_cache, acceptance)
+            return _load(artifact, options, target, num_threads, isa, prefix_cache, acceptance, verify)
         except ArtifactError:
             if not tries_left or not artifact.is_replaced:
                 raise
@@ -90,8 +90,9 @@ def _load(
     isa: str | None,
     prefix_cache: bool,
     acceptance: Acceptance,
+    verify: Verify,
 ) -> Engine:
-    """Raises ArtifactError where a compile replaced the artifact meanwhile."""
+    """verify: a drafter's files. Raises ArtifactError where a compile replaced the artifact meanwhile."""
     found = artifact.target(choose_target(artifact) if target is None else target)
     if isinstance(found, CpuTarget):
         executor, memory = _open_cpu(artifact, options, num_threads, isa)
@@ -112,7 +113,7 @@ def _load(
     try:
         tokenizer = Tokenizer.of(artifact)
         artifact.check_place()
-        speculation = open_speculation(options, acceptance, artifact, executor, cache.log)
+        speculation = open_speculation(options, acceptance, artifact, executor, memory, cache.log, verify)
     except BaseException:
         executor.close()
         raise

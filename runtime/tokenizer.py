@@ -60,6 +60,11 @@ class Tokenizer:
         return Tokenizer(texts["tokenizer.json"], config, template, bos_token_id)
 
     @property
+    def vocabulary(self) -> dict[str, int]:
+        """Ids of all tokens, the added ones too."""
+        return self._library.get_vocab(with_added_tokens=True)
+
+    @property
     def has_chat_template(self) -> bool:
         return self._chat is not None
 

@@ -35,11 +35,13 @@ class Workspace:
 
 @dataclass(frozen=True)
 class DraftMemory:
-    """Bytes of a model that drafts. kv_bytes: of blocks of its own; 0 where it works on the target's."""
+    """Bytes of a model that drafts. kv_bytes: of its own blocks, so many of each group; 0 where it works
+    on the target's."""
 
     weight_bytes: int
     workspace: Workspace
     kv_bytes: int = 0
+    blocks: tuple[int, ...] = ()
 
     @property
     def total(self) -> int:

@@ -10,8 +10,10 @@ from runtime.cpu.memory import count_workspace
 from runtime.cpu.plan import Plan
 from runtime.limits import Limits
 from runtime.manifest import CpuTarget, GpuTarget
+from runtime.memory.beside import plan_beside
 from runtime.memory.options import Options
 from runtime.memory.plan import DraftMemory, MemoryPlan, Place
+from runtime.speculation.choose import NAMES
 from runtime.targets import choose_target
 
 SHAPES_ALONE = "the bytes of the weights, which are not counted: it was compiled from shapes alone"
@@ -62,8 +64,14 @@ def plan_cpu(artifact: Artifact, options: Options) -> MemoryPlan:
     work = count_workspace(arena, limits, model, manifest.kv_groups, threads)
     weight_bytes = None if target.weights is None else manifest.files[target.weights].bytes
     unknown = [SHAPES_ALONE] if weight_bytes is None else []
-    draft = own_draft(artifact, limits, threads) if options.draft == "self" else None
-    return options.plan("cpu", Place.host(), model, manifest.kv_groups, weight_bytes, work, unknown, draft)
+    place, groups = Place.host(), manifest.kv_groups
+
+    def planned(options: Options, draft: DraftMemory | None) -> MemoryPlan:
+        return options.plan("cpu", place, model, groups, weight_bytes, work, unknown, draft)
+
+    if options.draft is not None and options.draft not in NAMES:
+        return plan_beside(Artifact.open(options.draft, verify="fast"), options, planned)
+    return planned(options, own_draft(artifact, limits, threads) if options.draft == "self" else None)
 
 
 def own_draft(artifact: Artifact, limits: Limits, threads: int) -> DraftMemory:

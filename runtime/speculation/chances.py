@@ -59,16 +59,22 @@ class Chances:
         self._places = places
         self._all = Counts.none(places, ALL_MEMORY)
         self._requests: dict[Hashable, Drafted] = {}
+        self._waiting = SHORT, SHORT  # of the last that has finished
         self.verified = 0  # drafts of several tokens each
 
     def request(self, key: Hashable) -> Drafted:
+        """A new one waits for its probe as long as one that has finished would have."""
         found = self._requests.get(key)
         if found is None:
-            found = self._requests[key] = Drafted(Counts.none(self._places, OWN_MEMORY))
+            wait, interval = self._waiting
+            found = Drafted(Counts.none(self._places, OWN_MEMORY), wait, interval)
+            self._requests[key] = found
         return found
 
     def forget(self, key: Hashable) -> None:
-        self._requests.pop(key, None)
+        found = self._requests.pop(key, None)
+        if found is not None:
+            self._waiting = found.wait, found.interval
 
     def of(self, request: Drafted) -> list[float]:
         """That the draft at each place is accepted, and with it all before."""
@@ -84,6 +90,8 @@ class Chances:
         request = self.request(key)
         if request.probes:
             self._probed(request, accepted == drafted and self.of(request)[drafted - 1] < UNLIKELY)
+        elif accepted == drafted:
+            request.interval = max(SHORT, request.interval // 2)
         for counts in (request.counts, self._all):
             counts.add(drafted, accepted)
         request.chances = None

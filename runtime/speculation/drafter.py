@@ -20,10 +20,12 @@ class Drafter(Protocol):
     """Used by the engine's thread alone. What it raises costs no request anything: the step goes on without
     drafts.
 
-    name: what it was chosen by: "lookup", "self", or an artifact's path.
+    name: what it was chosen by: "lookup", "self", or an artifact's path. setup_s: seconds of the last draft()
+    that it spent on prompts, not on drafts.
     """
 
     name: str
+    setup_s: float
 
     def draft(self, chunks: Seq[Chunk], wanted: Seq[int]) -> Seq[int]:
         """Write up to wanted[i] drafts of chunks[i] into its seq.ids, from seq.num_tokens on; how many each

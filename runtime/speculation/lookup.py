@@ -55,6 +55,7 @@ class LookupDrafter:
     have no index yet get no drafts."""
 
     name = "lookup"
+    setup_s = 0.0
 
     def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
         self._indices: dict[Sequence, Index] = {}

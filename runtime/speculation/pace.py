@@ -25,7 +25,7 @@ COLD_DRAFTS, COLD_VERIFIED = 4, 8  # drafts of one request, at most, until so ma
 GROWTH = 1.5  # no step is larger than the largest so far by more than this, or by COLD_DRAFTS
 FRESH = 8, 128, 0.005  # steps with drafts before one goes without, to see what that takes: as many as have it
 # cost this share of the tokens, within bounds
-DEPTH, LEAK = 1.5, 0.005  # plain steps that may be lost at once, and the share of a loss that a step forgets
+DEPTH, LEAK = 1.0, 0.005  # plain steps that may be lost at once, and the share of a loss that a step forgets
 GAINED = 5.0  # plain steps of gain that count against later losses
 HOLD = 4  # steps of the same requests that lengths stay for
 
@@ -79,13 +79,21 @@ class Pace:
         return self._probe(requests, most, list(self._held), self._room(tokens))
 
     def learn(
-        self, samples: int, tokens: int, seconds: float, draft_s: float = 0.0, verified: Seq[Verified] = ()
+        self,
+        samples: int,
+        tokens: int,
+        seconds: float,
+        draft_s: float = 0.0,
+        verified: Seq[Verified] = (),
+        setup_s: float = 0.0,
     ) -> None:
         """Of a step that ran. samples: tokens that it would have given without drafts. tokens: that it
-        computed, drafts included. seconds: of it, without draft_s, which are the drafter's."""
+        computed, drafts included. seconds: of it, without draft_s, which are the drafter's, and setup_s, in
+        which that computed prompts: they were spent, but say nothing of whether to go on."""
         drafted, longest = sum([v.drafted for v in verified]), max([v.drafted for v in verified], default=0)
         pure = samples > 0 and tokens == samples + drafted
-        self.spent_s += seconds + draft_s
+        self.spent_s += seconds + draft_s + setup_s
+        self.saved_s -= setup_s
         self._balance_s *= 1 - LEAK
         if samples and self._target and (drafted or draft_s):
             longer_s = seconds - self._target.at(samples) if pure else self._longer_s(samples, drafted)

@@ -137,7 +137,9 @@ class Speculation:
         sampled = [chunk for chunk in chunks if chunk.samples]
         verified = [Verified(c.seq.order, c.drafts, c.accepted) for c in drafted]
         plain_s = self._pace.plain_s(len(sampled))
-        self._pace.learn(len(sampled), tokens, seconds - self._step_draft_s, self._step_draft_s, verified)
+        setup_s = self.drafter.setup_s if self._step_draft_s else 0.0
+        draft_s = self._step_draft_s - setup_s
+        self._pace.learn(len(sampled), tokens, seconds - draft_s - setup_s, draft_s, verified, setup_s)
         self._count(drafted)
         if plain_s is not None and tokens == sum([c.samples for c in sampled]):
             _count_time(sampled, plain_s, seconds)

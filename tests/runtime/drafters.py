@@ -22,6 +22,7 @@ class OracleDrafter:
     """
 
     name = "oracle"
+    setup_s = 0.0
 
     def __init__(
         self,
@@ -100,7 +101,13 @@ class RandomPace:
         return [int(self._rng.integers(0, min(fit, self._most) + 1)) for fit in most]
 
     def learn(
-        self, samples: int, tokens: int, seconds: float, draft_s: float = 0.0, verified: Any = ()
+        self,
+        samples: int,
+        tokens: int,
+        seconds: float,
+        draft_s: float = 0.0,
+        verified: Any = (),
+        setup_s: float = 0.0,
     ) -> None:
         assert seconds >= 0 <= draft_s and tokens >= samples
         for found in verified:

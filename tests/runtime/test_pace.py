@@ -111,7 +111,7 @@ def test_it_is_never_much_slower_than_without_from_the_first_step_on(name: str, 
     machine = MACHINES[name]
     plain = machine.rate([0] * requests, [0] * requests)
     for seed, accept in enumerate((0.0, 0.2, 0.5, 0.7)):
-        found = simulate(cold(machine), machine, lambda step, a=accept: [a] * requests, 256, seed)
+        found = simulate(cold(machine), machine, lambda step, a=accept: [a] * requests, 400, seed)
         assert found.rate > 0.97 * plain, (accept, found.rate / plain)
 
 
