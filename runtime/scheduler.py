@@ -231,8 +231,6 @@ class Scheduler:
 
     def _hold(self, seq: Sequence, drafts: int) -> int:
         """Hold blocks for drafts; for how many, where fewer are free."""
-        if drafts > 0:
-            drafts = min(drafts, self.cache.chunk_limit(seq, self.running) - 1)
         if drafts <= 0 or self.cache.extend(seq, seq.num_tokens + drafts):
             return max(0, drafts)
         return min(table.length for table in seq.tables) * self.cache.block - seq.num_tokens
