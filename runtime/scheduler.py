@@ -225,14 +225,16 @@ class Scheduler:
             return
         most = [min(left, chunk.seq.max_tokens - chunk.seq.num_tokens - 1) for chunk in ready]
         for chunk, want, fit in zip(ready, wanted(ready, most, chunks), most, strict=True):
-            drafts = self._hold(chunk.seq, min(want, fit, left))
-            chunk.cut(drafts)
-            left -= drafts
+            drafts = min(want, fit, left)
+            if drafts > 0:
+                drafts = self._hold(chunk.seq, drafts)
+                chunk.cut(drafts)
+                left -= drafts
 
     def _hold(self, seq: Sequence, drafts: int) -> int:
         """Hold blocks for drafts; for how many, where fewer are free."""
-        if drafts <= 0 or self.cache.extend(seq, seq.num_tokens + drafts):
-            return max(0, drafts)
+        if self.cache.extend(seq, seq.num_tokens + drafts):
+            return drafts
         return min(table.length for table in seq.tables) * self.cache.block - seq.num_tokens
 
     def _make_room(self, seq: Sequence, count: int) -> bool:

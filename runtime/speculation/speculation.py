@@ -58,7 +58,7 @@ class Speculation:
 
     def draft(self, chunks: Seq[Chunk]) -> None:
         """Have the drafts written that were scheduled, and take the chunks down to what there is of them."""
-        self.held, self._step_draft_s = [chunk for chunk in chunks if chunk.drafts], 0.0
+        self.held, self._step_draft_s = [chunk for chunk in chunks if chunk.samples > 1], 0.0
         if not self.held:
             return
         start = time.monotonic()
@@ -74,7 +74,7 @@ class Speculation:
         seconds: that it took, the drafter's included."""
         held, self.held = self.held, []
         if self.stopped is None:
-            drafted = [chunk for chunk in held if chunk.drafts and not chunk.seq.finished]
+            drafted = [chunk for chunk in held if chunk.samples > 1 and not chunk.seq.finished]
             if self._guarded(lambda: self._settle(chunks, drafted, tokens, seconds), drafted) and drafted:
                 self._in_a_row = 0
 
