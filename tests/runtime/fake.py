@@ -24,6 +24,7 @@ from runtime.kv.swap import Swap
 from runtime.limits import Limits
 from runtime.manifest import Model
 from runtime.sequence import Sequence as Sample
+from runtime.speculation.choose import Acceptance
 from runtime.speculation.drafter import Drafter
 from runtime.speculation.pace import Pace
 from runtime.speculation.speculation import Speculation
@@ -276,6 +277,7 @@ def fake_engine(
     drafter: Drafter | None = None,
     max_draft_tokens: int = 8,
     draft_rows: int = 64,
+    acceptance: Acceptance = "exact",
 ) -> Engine:
     """quantized: groups that have tails, see FakeExecutor; kv_blocks counts tails' blocks too. draft_rows: if
     there is a drafter."""
@@ -286,5 +288,6 @@ def fake_engine(
     cache = Cache(groups, block=block, prefix_cache=prefix_cache)
     limits = Limits(max_step_tokens, max_requests, score_rows, draft_rows if drafter else 0)
     model = Model("f32", VOCAB, max_context, None, eos)
-    speculation = drafter and Speculation(drafter, Pace(max_draft_tokens, share=0.0), VOCAB, cache.log)
+    pace = Pace(max_draft_tokens, share=0.0)
+    speculation = drafter and Speculation(drafter, pace, VOCAB, cache.log, acceptance)
     return Engine(executor, model, cache, limits, tokenizer, Swap(cache, places), speculation=speculation)

@@ -373,9 +373,7 @@ def test_the_rejection_rule_keeps_the_distribution(kind):
             return []
         return [int(np.argsort(-after(int(seq.ids[len(PROMPT)])), kind="stable")[rank])]
 
-    engine = fake_engine(drafter=Script(propose))
-    with engine:
-        make_reject(engine)
+    with fake_engine(drafter=Script(propose), acceptance="rejection") as engine:
         count = 600
         requests = [engine.submit(PROMPT, replace(s, seed=i)) for i in range(count)]
         found = Counter(tuple(r.result(timeout_s=120).token_ids) for r in requests)
@@ -384,10 +382,20 @@ def test_the_rejection_rule_keeps_the_distribution(kind):
     assert len(exact) == 8 and chi < 24.3  # of 7 degrees of freedom one in a thousand is more
 
 
-def make_reject(engine: Engine) -> None:
-    from runtime.rows import RowSampler
-    from runtime.speculation.rejecting import Rejecting
-
-    core = engine._core
-    rejecting = Rejecting(core.executor, core.speculation.drawn_from)
-    core._sampler = RowSampler(core.executor, engine.limits.max_rows, rejecting=rejecting)
+@pytest.mark.parametrize("sampling", [GREEDY, replace(SAMPLED, n=3)], ids=["greedy", "several samples"])
+def test_the_rejection_rule_goes_with_all_else(sampling):
+    """Greedy it is equality. What is sampled has the log-probabilities of the model's own rows."""
+    expected = alone(GREEDY)
+    drafter = Script(lambda seq, most: expected.token_ids[seq.num_tokens - len(PROMPT) :][:most])
+    with fake_engine(drafter=drafter, acceptance="rejection") as engine:
+        found = engine.submit(PROMPT, replace(sampling, draft_tokens=3)).results(timeout_s=60)
+        assert engine.stats().drafted_tokens > 0 and engine.stats().draft_failures == 0
+    if sampling == GREEDY:
+        same(found[0], expected)
+    for completion in found:
+        tokens = [*PROMPT, *completion.token_ids]
+        for i, given in enumerate(completion.logprobs):
+            row = sampler.log_softmax(reference(tokens[: len(PROMPT) + i], [None]))
+            assert given.token_id == completion.token_ids[i]
+            assert given.logprob == np.float32(row[given.token_id])
+            assert [token_id for token_id, _ in given.top] == np.argsort(-row, kind="stable")[:2].tolist()
