@@ -13,7 +13,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 EXACT = 16  # sizes up to this are kept apart, larger ones in groups a twelfth wide
-SPEED_RATE, TIME_RATE = 0.1, 0.05  # how fast a new time moves what is common, and what its own size took
+SPEED_RATE, TIME_RATE = 0.15, 0.05  # how fast a new time moves what is common, and what its own size took
 OUTLIER = 2.0  # one time moves them as if it were at most so many times what was expected, or so little
 NEAR = 0.1  # sizes that differ by this share count half as much in a size's line
 SLOPE = 0.04  # of a step's time that a token more takes, until sizes differ enough to tell

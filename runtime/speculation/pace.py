@@ -95,12 +95,11 @@ class Pace:
         self.spent_s += seconds + draft_s + setup_s
         self.saved_s -= setup_s
         self._balance_s *= 1 - LEAK
-        if samples and self._target and (drafted or draft_s):
-            longer_s = seconds - self._target.at(samples) if pure else self._longer_s(samples, drafted)
-            self._count(samples, sum([v.accepted for v in verified]), longer_s + draft_s)
         if pure:
             self._target.learn(tokens, seconds)
             self._since_plain = self._since_plain + 1 if drafted else 0
+        if samples and self._target and (drafted or draft_s):
+            self._count(samples, drafted, sum([v.accepted for v in verified]), draft_s)
         if longest:
             self._drafter.learn(drafted / longest, draft_s / longest)
         for found in verified:
@@ -132,14 +131,11 @@ class Pace:
         """Drafts beside so many tokens in a step that is not much larger than all so far."""
         return int(max(COLD_DRAFTS, GROWTH * self._target.largest - tokens))
 
-    def _longer_s(self, samples: int, drafted: int) -> float:
-        """What the drafts of a step with prompts made it longer by, by other steps."""
-        return self._target.at(samples + drafted) - self._target.at(samples)
-
-    def _count(self, samples: int, accepted: int, cost_s: float) -> None:
-        """What a step's drafts gained or lost."""
+    def _count(self, samples: int, drafted: int, accepted: int, draft_s: float) -> None:
+        """What a step's drafts gained or lost, by what such steps take: one may be slow for other reasons."""
         plain_s = self._target.at(samples)
-        gain_s = accepted * plain_s / samples - cost_s
+        longer_s = self._target.at(samples + drafted) - plain_s
+        gain_s = accepted * plain_s / samples - longer_s - draft_s
         self.saved_s += gain_s
         self._balance_s = min(self._balance_s + gain_s, GAINED * plain_s)
 
