@@ -51,6 +51,27 @@ INLINE void dot_step(const bf16* x, const bf16* w, nf (&acc)[R][NV]) {
 #endif
 }
 
+// The same of rows that lie apart, in f32: element k of row r is x[r * ld].
+template <int R>
+INLINE void few_step(const float* x, int64_t ld, const float* w, nf (&acc)[R][NV]) {
+  F wv = load(w);
+  _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) {
+    nf xv = native_splat(x[r * ld]);
+    EACH(NV) acc[r][i] = native_fma(wv.v[i], xv, acc[r][i]);
+  }
+}
+
+template <int R>
+INLINE void few_step(const float* x, int64_t ld, const bf16* w, nf (&acc)[R][NV]) {
+  nu pairs[NV];
+  EACH(NV) memcpy(&pairs[i], w + i * LANES * 2, sizeof pairs[i]);
+  _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) {
+    nf even = native_splat(x[r * ld]), odd = native_splat(x[r * ld + 1]);
+    EACH(NV) acc[r][i] = native_fma(even_of(pairs[i]), even, acc[r][i]);
+    EACH(NV) acc[r][i] = native_fma(odd_of(pairs[i]), odd, acc[r][i]);
+  }
+}
+
 // Pairs [K/2][16][2] as [K][16].
 INLINE void widen_pairs(const bf16* w, int64_t K, float* out) {
   for (int64_t k = 0; k < K; k += 2)

@@ -145,6 +145,59 @@ inline void linear_panels(Thread& th, const X* packed, RowTiles tiles, int64_t d
   });
 }
 
+// Most rows that are read where they lie: a pointer each.
+constexpr int FEW_ROWS = MAX_ROWS < 8 ? MAX_ROWS : 8;
+constexpr int64_t FEW_BYTES = 64 << 10;  // of rows that a thread widens for itself
+
+// sums[r][lane] = over all of K of one panel, for R rows x[K], ld apart. The order is linear_tile's.
+template <class T, int R>
+__attribute__((noinline)) void few_tile(const float* x, int64_t ld, const T* w, int64_t depth, float* sums) {
+  nf acc[R][NV];
+  _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) EACH(NV) acc[r][i] = nf{};
+  const char* ahead = (const char*)w + STREAM_AHEAD<T>;
+  _Pragma("GCC unroll 4") for (int64_t k = 0; k < depth; k += STEP<T>) {
+    few_step<R>(x + k, ld, w + k * W, acc);
+    __builtin_prefetch(ahead + k * W * int64_t(sizeof(T)));
+  }
+  _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) EACH(NV) memcpy(sums + r * W + i * LANES, &acc[r][i], sizeof(nf));
+}
+
+template <class T, int R>
+constexpr auto few_entry() -> void (*)(const float*, int64_t, const T*, int64_t, float*) {
+  if constexpr (R <= FEW_ROWS) return few_tile<T, R>;
+  else return nullptr;
+}
+
+// The panels with few rows, which need not be packed, so that no thread waits for that; threads draw a panel, or a pair.
+template <bool PAIRED, class T, class Epilogue>
+inline void linear_few(Thread& th, const float* x, int64_t ld, int64_t rows, int64_t depth, int64_t N, const T* w,
+                       Epilogue epilogue) {
+  static constexpr void (*TABLE[])(const float*, int64_t, const T*, int64_t, float*) = {
+      nullptr,           nullptr,           few_entry<T, 2>(), few_entry<T, 3>(), few_entry<T, 4>(),
+      few_entry<T, 5>(), few_entry<T, 6>(), few_entry<T, 7>(), few_entry<T, 8>()};
+  constexpr int64_t PANELS = PAIRED ? 2 : 1;
+  th.share((N + W - 1) / W, [&](int64_t item) {
+    int64_t n = item * W, lanes = N - n < W ? N - n : W;
+    alignas(64) float sums[PANELS][FEW_ROWS * W];
+    for (int64_t p = 0; p < PANELS; p++) TABLE[rows](x, ld, w + (item * PANELS + p) * depth * W, depth, sums[p]);
+    for (int64_t t = 0; t < rows; t++) {
+      if constexpr (PAIRED) epilogue(t, n, load(sums[0] + t * W), load(sums[1] + t * W), lanes);
+      else epilogue(t, n, load(sums[0] + t * W), lanes);
+    }
+  });
+}
+
+// Rows as f32, 0 past K: themselves, or widened into `room`, rows `ld` apart then.
+INLINE const float* few_rows(const float* x, int64_t*, int64_t, int64_t, int64_t, float*) { return x; }
+INLINE const float* few_rows(const bf16* x, int64_t* ld, int64_t rows, int64_t K, int64_t depth, float* room) {
+  for (int64_t r = 0; r < rows; r++) {
+    for (int64_t k = 0; k < K; k++) room[r * depth + k] = to_float(x[r * *ld + k]);
+    if (K < depth) room[r * depth + K] = 0;
+  }
+  *ld = depth;
+  return room;
+}
+
 // Calls epilogue(row, first output, accumulators, how many of the 16 outputs exist) for every panel; with PAIRED, panels
 // alternate gate and up, and epilogue(row, first output, gate, up, how many) is called for every pair.
 // x: rows ld apart. N: outputs as the epilogue counts them. scratch: T * K floats, K rounded up to even.
@@ -156,6 +209,14 @@ KERNEL void linear(Thread& th, const T* x, int64_t ld, int64_t rows, int64_t K, 
   RowTiles tiles(rows, MAX_ROWS);
   int64_t depth = padded(K, STEP<T>);
   if (rows == 1 && K == depth) return linear_panels<PAIRED>(th, x, tiles, depth, N, w, epilogue);
+  if constexpr (std::is_same_v<X, float>) {
+    constexpr bool WIDENED = sizeof(X) != sizeof(T);
+    if (rows > 1 && rows <= FEW_ROWS && (!WIDENED || rows * depth * int64_t(sizeof(float)) <= FEW_BYTES)) {
+      alignas(64) float room[WIDENED ? FEW_BYTES / sizeof(float) : 1];
+      const float* few = few_rows(x, &ld, rows, K, depth, room);
+      return linear_few<PAIRED>(th, few, ld, rows, depth, N, w, epilogue);
+    }
+  }
   pack_rows(th, x, ld, K, depth, tiles, (X*)scratch);
   th.sync();
   linear_panels<PAIRED>(th, (const X*)scratch, tiles, depth, N, w, epilogue);
