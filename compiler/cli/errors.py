@@ -26,7 +26,7 @@ OPTIONS = (
     "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "logprobs", "n", "beams",
     "length_penalty", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
     "timeout_s", "target", "threads", "isa", "kv_memory", "kv_blocks", "swap_memory", "max_step_tokens",
-    "max_requests", "max_context", "length", "dump_ir", "digest",
+    "max_requests", "max_context", "length", "dump_ir", "digest", "draft", "acceptance", "max_draft_tokens",
 )  # fmt: skip
 _VALUE = re.compile(rf"({'|'.join(OPTIONS)}) ?= ?(.*)", re.DOTALL)  # a refused value
 _NAMES = re.compile(rf"\b({'|'.join(name for name in OPTIONS if '_' in name)})\b(?: ?= ?)?")

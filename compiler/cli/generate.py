@@ -13,12 +13,15 @@ import typer
 from compiler.cli.errors import debug_level
 from compiler.cli.loading import loading
 from compiler.cli.options import (
+    Acceptance,
     Digest,
+    Draft,
     EnginePath,
     FrequencyPenalty,
     KvBlocks,
     KvMemory,
     LogitBias,
+    MaxDraftTokens,
     MaxRequests,
     MaxStepTokens,
     MinP,
@@ -85,6 +88,9 @@ def command(
     swap_memory: SwapMemory = None,
     max_step_tokens: MaxStepTokens = None,
     max_requests: MaxRequests = None,
+    draft: Draft = None,
+    max_draft_tokens: MaxDraftTokens = None,
+    acceptance: Acceptance = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Continue a prompt, printing the text as it comes.
@@ -100,6 +106,8 @@ def command(
     octavo generate model.octavo "Once upon a time" --repetition-penalty 1.2 --logit-bias 198=-100
 
     octavo generate model.octavo "2 + 2 =" --target cpu --threads 1 --kv-memory 256MiB
+
+    octavo generate model.octavo "Fix the typos: ..." --draft lookup
 
     cat article.txt | octavo generate model.octavo - --max-new-tokens 64 --json
     """
@@ -136,6 +144,9 @@ def command(
         swap_memory=swap_memory,
         max_step_tokens=max_step_tokens,
         max_requests=max_requests,
+        draft=draft,
+        max_draft_tokens=max_draft_tokens,
+        acceptance=acceptance,
     )
     with loading() as report:
         opened = runtime.load(engine, target=target, threads=threads, report=report, **memory)

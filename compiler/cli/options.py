@@ -75,6 +75,37 @@ MaxRequests = Annotated[
     int | None, typer.Option(help="Requests that run at once. Default 64.", rich_help_panel=_PANEL)
 ]
 
+_DRAFTS = "Drafts"
+
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        help="What proposes tokens, of which several are then verified in one step: lookup (what came after "
+        "the last ones before), self (of an engine compiled with --draft), or another engine with the same "
+        "tokenizer. No token changes.",
+        metavar="lookup|self|ENGINE",
+        autocompletion=values.drafters,
+        rich_help_panel=_DRAFTS,
+    ),
+]
+MaxDraftTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Of a request in a step, at most. Default 8; fewer where they do not pay.",
+        rich_help_panel=_DRAFTS,
+    ),
+]
+Acceptance = Annotated[
+    str | None,
+    typer.Option(
+        help="rejection: what is sampled keeps its distribution, not its tokens, and more drafts are "
+        "accepted. Default exact.",
+        metavar="exact|rejection",
+        autocompletion=values.acceptances,
+        rich_help_panel=_DRAFTS,
+    ),
+]
+
 MaxContext = Annotated[int | None, typer.Option(help="Longest sequence; default the model's own.")]
 Block = Annotated[
     int,

@@ -68,6 +68,16 @@ def kv_formats(incomplete: str) -> Sequence[str]:
     return ("f32", "bf16", "int8", "fp8", "int4", "int2")
 
 
+def drafters(incomplete: str) -> list[str]:
+    """Names, and other artifacts."""
+    names = [name for name in ("lookup", "self") if name.startswith(incomplete)]
+    return [*names, *artifacts(incomplete)]
+
+
+def acceptances(incomplete: str) -> Sequence[str]:
+    return ("exact", "rejection")
+
+
 def drafts(incomplete: str) -> Sequence[str]:
     return ("self:int4",)
 

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from compiler.cli.options import (
+    Acceptance,
     Digest,
+    Draft,
     EnginePath,
     FrequencyPenalty,
     KvBlocks,
     KvMemory,
+    MaxDraftTokens,
     MaxStepTokens,
     MinP,
     PresencePenalty,
@@ -60,6 +63,9 @@ def command(
     kv_memory: KvMemory = None,
     kv_blocks: KvBlocks = None,
     max_step_tokens: MaxStepTokens = None,
+    draft: Draft = None,
+    max_draft_tokens: MaxDraftTokens = None,
+    acceptance: Acceptance = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object for each line read, and nothing else.")
     ] = False,
@@ -96,7 +102,15 @@ def command(
         stop=tuple(stop or ()),
         timeout=timeout,
     )
-    memory = given(digest=digest, kv_memory=kv_memory, kv_blocks=kv_blocks, max_step_tokens=max_step_tokens)
+    memory = given(
+        digest=digest,
+        kv_memory=kv_memory,
+        kv_blocks=kv_blocks,
+        max_step_tokens=max_step_tokens,
+        draft=draft,
+        max_draft_tokens=max_draft_tokens,
+        acceptance=acceptance,
+    )
     typed = sys.stdin.isatty() and not as_json
     shown = Json() if as_json else Text(notes=typed)
     shown.waiting(f"loading {engine.name}")
