@@ -13,7 +13,8 @@ from compiler.disk import check_room, megabytes
 from compiler.rates import Rates
 from compiler.survey import Survey
 
-KINDS = {"huggingface": "Hugging Face directory", "gguf": "GGUF file", "module": "module in memory",
+KINDS = {"huggingface": "Hugging Face directory", "gguf": "GGUF file", "onnx": "ONNX model",
+         "module": "module in memory",
          "shapes": "shapes alone", "unknown": "format not known before the import"}  # fmt: skip
 
 

@@ -18,6 +18,10 @@ from compiler.checkpoint import open_checkpoint
 from compiler.errors import CompileError
 from compiler.files import MAX_CONFIG_BYTES, check_links, is_file, read_file
 from compiler.importers.gguf_header import read_header
+from compiler.importers.onnx.beside import context_beside
+from compiler.importers.onnx.find import onnx_file
+from compiler.importers.onnx.model_file import read_model
+from compiler.importers.onnx.tensors import stored_tensors
 from compiler.importers.quantized.detect import quantized_source
 from compiler.weights import WeightSource
 
@@ -26,9 +30,9 @@ POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n
 
 @dataclass(frozen=True)
 class Survey:
-    """kind: huggingface, gguf, module, shapes, or unknown. num_bytes: of the files of weights. counts: of
-    elements of each tensor; empty where there are shapes alone. max_context: the model's own; None where it
-    is not known.
+    """kind: huggingface, gguf, onnx, module, shapes, or unknown. num_bytes: of the files of weights. counts:
+    of elements of each tensor; empty where there are shapes alone. max_context: the model's own; None where
+    it is not known.
     """
 
     kind: str
@@ -49,6 +53,8 @@ def survey(source: Any, *, weights: bool = True) -> Survey:
         return Survey("module", counts=[int(p.numel()) for p in source.parameters()])
     path = Path(source)
     with suppress(CompileError, OSError, ValueError, RecursionError, TypeError, AttributeError):
+        if (model := onnx_file(path)) is not None:
+            return _onnx(model)
         if path.is_dir():
             return _directory(path, weights)
         if path.suffix == ".gguf" and is_file(path):
@@ -77,6 +83,13 @@ def _context(config: Path) -> int | None:
     found = json.loads(read_file(config, MAX_CONFIG_BYTES))
     found = {**found, **(found.get("text_config") or {})}
     return next((found[key] for key in POSITIONS if isinstance(found.get(key), int)), None)
+
+
+def _onnx(path: Path) -> Survey:
+    stored = stored_tensors(read_model(path).graph.initializer, path)
+    files = {path, *(each.path for each in stored if each.path is not None)}
+    counts = [prod(int(n) for n in each.type.shape) for each in stored]
+    return Survey("onnx", sum(f.stat().st_size for f in files), counts, context_beside(path))
 
 
 def _gguf(path: Path) -> Survey:

@@ -60,15 +60,15 @@ def load_directory(
     check_config(directory)  # what can be refused before transformers, which takes seconds, is imported
     found, files = open_weights(directory) if weights else (None, (directory / "config.json",))
     config = read_config(directory)
-    generation = _read_json(directory / "generation_config.json")
+    generation = read_json(directory / "generation_config.json")
     return import_model(
         config,
         found,
         name=directory.name,
         max_context=max_context,
         source=("huggingface", str(directory), tuple(f.name for f in files)),
-        eos=_ids(generation.get("eos_token_id")),
-        tokenizer_files=_tokenizer_files(directory),
+        eos=token_ids(generation.get("eos_token_id")),
+        tokenizer_files=tokenizer_files(directory),
         keep_grid=keep_grid,
     )
 
@@ -76,14 +76,14 @@ def load_directory(
 def open_weights(directory: Path) -> tuple[WeightSource, tuple[Path, ...]]:
     """The weights of a directory, quantised ones under the names of what they stand for, and their files."""
     source, files = open_checkpoint(directory)
-    quantisation = _read_json(directory / "config.json", required=True).get("quantization_config")
+    quantisation = read_json(directory / "config.json", required=True).get("quantization_config")
     return (quantized_source(source, quantisation, str(directory)) if quantisation else source), files
 
 
 def check_config(directory: Path) -> None:
     """Raises ImportRefused on remote code, and on weights that are quantised in a way that is not read."""
     check_links(directory)
-    raw = _read_json(directory / "config.json", required=True)
+    raw = read_json(directory / "config.json", required=True)
     if raw.get("auto_map"):
         raise ImportRefused(
             "the checkpoint brings its own model code (auto_map), which is never run",
@@ -158,8 +158,8 @@ def import_model(
         graph, orders = keep_grids(graph, matrices)
         layered = LayeredSource((PartSource(matrices), orders, layered))
     vocab_size = int(graph.outputs[0].type.shape[2])  # type: ignore[union-attr]
-    starts = _inside(_ids(config.bos_token_id), vocab_size)
-    ends = _inside((*eos, *_ids(config.eos_token_id)), vocab_size)
+    starts = inside(token_ids(config.bos_token_id), vocab_size)
+    ends = inside((*eos, *token_ids(config.eos_token_id)), vocab_size)
     used = {names.stored.get(w.name) for w in graph.weights} | {names.stored.get(n) for n in matrices}
     info = ModelInfo(
         name=name,
@@ -341,7 +341,7 @@ def _export(model: Any, context: int, wanted: Callable[[], bool] = lambda: True)
         return export_program(Logits().eval(), example, context, SUPPORTED, wanted=wanted)
 
 
-def _tokenizer_files(directory: Path) -> dict[str, bytes]:
+def tokenizer_files(directory: Path) -> dict[str, bytes]:
     there = [name for name in TOKENIZER_FILES if (directory / name).is_file()]
     found = {name: read_file(directory / name, MAX_TOKENIZER_BYTES) for name in there}
     if "tokenizer.json" in found or not any((directory / n).is_file() for n in _SLOW_TOKENIZERS):
@@ -373,12 +373,12 @@ def convert_tokenizer(directory: Path, **options: Any) -> dict[str, bytes]:
         return {n: (Path(out) / n).read_bytes() for n in TOKENIZER_FILES if (Path(out) / n).is_file()}
 
 
-def _inside(ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:
+def inside(ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:
     """Those that are tokens, each once. Others, often a configuration class's defaults, never occur."""
     return tuple(dict.fromkeys(i for i in ids if 0 <= i < vocab_size))
 
 
-def _ids(value: Any) -> tuple[int, ...]:
+def token_ids(value: Any) -> tuple[int, ...]:
     if value is None:
         return ()
     values: Iterable[Any] = value if isinstance(value, list | tuple) else [value]
@@ -392,7 +392,7 @@ def _ids(value: Any) -> tuple[int, ...]:
     return found
 
 
-def _read_json(path: Path, required: bool = False) -> dict[str, Any]:
+def read_json(path: Path, required: bool = False) -> dict[str, Any]:
     if not path.is_file():
         if required:
             raise ImportRefused(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from compiler.importers.huggingface import _ids, _inside, _read_json, _tokenizer_files, config_context
+from compiler.importers.huggingface import inside
 from compiler.importers.model import Imported, ModelInfo
+from compiler.importers.onnx.beside import Beside
 from compiler.importers.onnx.context import Held, Known, Shared
 from compiler.importers.onnx.inputs import LENGTH, inputs_of
 from compiler.importers.onnx.model_file import Model, in_order, read_model
@@ -31,38 +32,12 @@ def load_onnx(path: Path, max_context: int | None = None, *, keep_grid: bool = F
     keep_grid: leave quantised matrices as they are; otherwise they are read as the floats they stand for.
     """
     model = read_model(path)
-    config = _Beside(path)
-    context = max_context or config.context
+    beside = Beside(path)
+    context = max_context or beside.context
     if context is None:
         what = "it does not say how long its sequences may be"
         raise ImportRefused(what, where=str(path), todo="Give --max-context N, or add its config.json")
-    return _Import(model, context).run(config, keep_grid)
-
-
-class _Beside:
-    """What the files beside a model say, those of a folder `onnx` in the folder above it."""
-
-    def __init__(self, path: Path) -> None:
-        here = path.parent
-        self.directory = (
-            here.parent if here.name == "onnx" and (here.parent / "config.json").is_file() else here
-        )
-        config = _read_json(self.directory / "config.json")
-        genai = _read_json(self.directory / "genai_config.json").get("model")
-        generation = _read_json(self.directory / "generation_config.json")
-        self._config = {**(genai if isinstance(genai, dict) else {}), **config}
-        self.eos = (*_ids(generation.get("eos_token_id")), *_ids(self._config.get("eos_token_id")))
-        self.bos = _ids(self._config.get("bos_token_id"))
-
-    @property
-    def context(self) -> int | None:
-        found = type("Config", (), {k: v for k, v in self._config.items() if isinstance(v, int)})
-        if isinstance(length := self._config.get("context_length"), int):
-            found.max_position_embeddings = length  # type: ignore[attr-defined]
-        try:
-            return config_context(found, str(self.directory))
-        except ImportRefused:
-            return None
+    return _Import(model, context).run(beside, keep_grid)
 
 
 class _Import:
@@ -78,7 +53,7 @@ class _Import:
     def _read(self, name: str) -> Any:
         return self.source.array(self.stored[name])
 
-    def run(self, beside: _Beside, keep_grid: bool) -> Imported:
+    def run(self, beside: Beside, keep_grid: bool) -> Imported:
         graph = self.graph()
         sources: list[WeightSource] = [
             ArraySource(self.shared.arrays),
@@ -92,10 +67,8 @@ class _Import:
             graph, orders = keep_grids(graph, self.shared.matrices)
             sources = [PartSource(self.shared.matrices), orders, *sources]
         info = self._info(graph, beside)
-        constants = tuple(n for n in self.shared.arrays)
-        return Imported(
-            graph, LayeredSource(sources), info, _tokenizer_files(beside.directory), {}, constants
-        )
+        tokenizer, constants = beside.tokenizer(), tuple(self.shared.arrays)
+        return Imported(graph, LayeredSource(sources), info, tokenizer, constants=constants)
 
     def graph(self) -> Graph:
         proto = self.model.graph
@@ -137,7 +110,7 @@ class _Import:
             self.build.ops[-1] = type(last)(last.kind, last.args, last.attrs, (logits,), last.loc)
         return Dce().run(self.build.graph((logits,))).graph
 
-    def _info(self, graph: Graph, beside: _Beside) -> ModelInfo:
+    def _info(self, graph: Graph, beside: Beside) -> ModelInfo:
         vocab: Any = graph.outputs[0].type.shape[2]  # type: ignore[union-attr]
         used = {w.name for w in graph.weights}
         files = {s.path for s in self.stored.values() if s.path is not None} | {self.model.path}
@@ -146,8 +119,8 @@ class _Import:
             name=self.model.path.parent.name if self.model.path.stem == "model" else self.model.path.stem,
             vocab_size=int(vocab),
             max_context=self.shared.context,
-            bos_token_id=next(iter(_inside(beside.bos, int(vocab))), None),
-            eos_token_ids=_inside(beside.eos, int(vocab)),
+            bos_token_id=next(iter(inside(beside.bos, int(vocab))), None),
+            eos_token_ids=inside(beside.eos, int(vocab)),
             source_kind="onnx",
             source_path=str(self.model.path),
             source_files=tuple(sorted(str(f.relative_to(where)) for f in files)),

@@ -7,7 +7,7 @@ before anything is read, and no file outside of the model's own directory is ope
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path, PurePosixPath
@@ -87,6 +87,11 @@ def stored_tensor(tensor: Any, directory: Path, where: str) -> Stored:
         what = f"its shape {list(shape)} takes {prod(shape)} numbers, and it has {count}"
         raise ImportRefused(what, where=where, todo=AGAIN)
     return Stored(kind, proto=tensor)
+
+
+def stored_tensors(tensors: Iterable[Any], path: Path) -> list[Stored]:
+    """All arrays of a graph. path: the model's file."""
+    return [stored_tensor(t, path.parent, str(path)) for t in tensors]
 
 
 _FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
