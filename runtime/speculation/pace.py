@@ -28,6 +28,7 @@ FRESH = 8, 128, 0.005  # steps with drafts before one goes without, to see what 
 DEPTH, LEAK = 1.0, 0.005  # plain steps that may be lost at once, and the share of a loss that a step forgets
 GAINED = 5.0  # plain steps of gain that count against later losses
 HOLD = 4  # steps of the same requests that lengths stay for
+PEEK, LIKELY = 12, 0.4  # steps with drafts, of which one tries a draft more where it is likely enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,8 @@ class Pace:
             self._asked, self._held = asked, self._find(requests, most, samples, tokens)
             self._left = HOLD if self._chances.verified > 2 * COLD_VERIFIED else 1
         self._left -= 1
-        return self._probe(requests, most, list(self._held), self._room(tokens))
+        found = self._probe(requests, most, list(self._held), self._room(tokens))
+        return self._peek(requests, most, found) if self._since_plain % PEEK == PEEK - 1 else found
 
     def learn(
         self,
@@ -150,4 +152,11 @@ class Pace:
         for i, request in enumerate(requests):
             request.probes = i in probed
             found[i] += request.probes
+        return found
+
+    def _peek(self, requests: Seq[Drafted], most: Seq[int], found: list[int]) -> list[int]:
+        """One draft more of those that have some: what that takes may have been judged by one odd time."""
+        for i, (request, length) in enumerate(zip(requests, found, strict=True)):
+            if 0 < length < most[i] and not request.probes:
+                found[i] += self._chances.of(request)[length] > LIKELY
         return found

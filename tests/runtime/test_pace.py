@@ -97,11 +97,11 @@ def cold(machine: Machine) -> Pace:
 @pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.parametrize(("requests", "steps"), [(1, 1500), (4, 800), (16, 400)])
 def test_it_comes_near_the_best_fixed_length(name: str, requests: int, steps: int) -> None:
-    machine = MACHINES[name]
+    machine = replace(MACHINES[name], noise=0.05)
     for seed, accept in enumerate((0.0, 0.3, 0.6, 0.8, 0.95)):
         accepts = [accept] * requests
         rates = [machine.rate(accepts, [length] * requests) for length in range(MOST + 1)]
-        found = simulate(cold(machine), machine, lambda step, a=accepts: a, steps, seed)
+        found = simulate(cold(MACHINES[name]), machine, lambda step, a=accepts: a, steps, seed)
         assert found.rate > 0.95 * max(rates), (accept, found.rate / rates[0], max(rates) / rates[0])
 
 
@@ -243,7 +243,7 @@ def test_one_odd_time_moves_little_and_a_lasting_change_all() -> None:
         costs.learn(1, 0.030)
         costs.learn(5, 0.040)
     costs.learn(5, 4.0)
-    assert costs.at(5) < 0.048
+    assert costs.at(5) < 0.052
     for _ in range(40):
         costs.learn(5, 0.080)
     assert costs.at(5) == pytest.approx(0.080, rel=0.05)
