@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import compiler
+from compiler.cli.bench import Times
+from compiler.cli.drafts import Counts, speedup
 from tests.model import tiny
 
 ROOT = Path(__file__).parents[2]
@@ -137,6 +139,39 @@ def test_profile_prints_groups_or_every_kernel(engine: Path) -> None:
 def test_profile_refuses_what_does_not_fit(engine: Path, args: tuple[object, ...], message: str) -> None:
     done = octavo("profile", engine, *args)
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_bench_holds_drafts_beside_none(engine: Path) -> None:
+    """The model as its own drafter, which pays so little that it may draft nothing: what it drafts is right."""
+    args = ("--prompt-tokens", 8, "--new-tokens", 40, "--repeats", 2, "--threads", 1)
+    done = octavo("bench", engine, *args, "--draft", engine, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["drafted_tokens"] == found["accepted_tokens"] and found["draft_failures"] == 0
+    assert set(found["acceptance_by_position"]) <= {1.0} and found["acceptance"] in (1.0, None)
+    assert found["speedup_least"] <= found["speedup"] <= found["speedup_most"]
+    assert "bandwidth_share" not in found and found["draft"] == str(engine)
+
+
+def test_drafts_are_counted_since_the_warm_up() -> None:
+    before = Counts(((4, 3), (4, 1)), verify_steps=4, draft_s=0.5, failures=1)
+    after = Counts(((10, 6), (8, 2), (3, 2)), verify_steps=10, draft_s=0.75, failures=1)
+    found = after.since(before).figures()
+    assert (found["drafted_tokens"], found["accepted_tokens"]) == (6 + 4 + 3, 3 + 1 + 2)
+    assert found["acceptance"] == 6 / 13 and found["acceptance_by_position"] == [3 / 6, 1 / 4, 2 / 3]
+    assert (found["verify_steps"], found["draft_s"], found["draft_failures"]) == (6, 0.25, 0)
+    assert after.since(after).figures()["acceptance"] is None
+
+
+def test_a_speedup_is_the_median_of_pairs() -> None:
+    plain = [Times([[1.0, 3.0]]), Times([[1.0, 5.0]]), Times([[0.5, 1.5], [0.0, 1.0]])]
+    drafted = [Times([[2.0, 3.0]]), Times([[1.0, 2.0]]), Times([[0.5, 1.0], [0.0, 2.5]])]
+    assert speedup(plain, drafted) == {"speedup": 2.0, "speedup_least": 0.5, "speedup_most": 4.0}
+
+
+def test_bench_refuses_a_drafter_that_is_none(engine: Path) -> None:
+    done = octavo("bench", engine, "--draft", "nonesuch")
+    assert done.returncode == 2 and "--draft: it cannot be 'nonesuch'" in done.stderr
 
 
 def test_bench_gives_the_shares_of_its_bounds(engine: Path) -> None:
