@@ -29,10 +29,10 @@ class Gate:
         self.steps: list[list[int]] = []  # request numbers in each step
         schedule = engine._core.scheduler.schedule
 
-        def held():
+        def held(wanted=None):
             self.entered.set()
             self.opened.wait(10)
-            chunks = schedule()
+            chunks = schedule(wanted)
             self.steps.append([chunk.seq.owner[0] for chunk in chunks])
             return chunks
 
