@@ -142,7 +142,7 @@ def test_profile_refuses_what_does_not_fit(engine: Path, args: tuple[object, ...
 
 
 def test_bench_holds_drafts_beside_none(engine: Path) -> None:
-    """The model as its own drafter, which pays so little that it may draft nothing: what it drafts is right."""
+    """The model as its own drafter, which may not pay at all: but what it drafts is right."""
     args = ("--prompt-tokens", 8, "--new-tokens", 40, "--repeats", 2, "--threads", 1)
     done = octavo("bench", engine, *args, "--draft", engine, "--json")
     assert done.returncode == 0, done.stderr
