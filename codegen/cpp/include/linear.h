@@ -145,9 +145,10 @@ inline void linear_panels(Thread& th, const X* packed, RowTiles tiles, int64_t d
   });
 }
 
-// Most rows that are read where they lie: a pointer each.
+// Most rows that are read where they lie in one tile: a pointer each. Of two tiles the second finds the panel in cache.
 constexpr int FEW_ROWS = MAX_ROWS < 8 ? MAX_ROWS : 8;
-constexpr int64_t FEW_BYTES = 64 << 10;  // of rows that a thread widens for itself
+constexpr int64_t MOST_FEW = 2 * FEW_ROWS;
+constexpr int64_t FEW_BYTES = 96 << 10;  // of rows that a thread widens for itself
 
 // sums[r][lane] = over all of K of one panel, for R rows x[K], ld apart. The order is linear_tile's.
 template <class T, int R>
@@ -173,13 +174,18 @@ template <bool PAIRED, class T, class Epilogue>
 inline void linear_few(Thread& th, const float* x, int64_t ld, int64_t rows, int64_t depth, int64_t N, const T* w,
                        Epilogue epilogue) {
   static constexpr void (*TABLE[])(const float*, int64_t, const T*, int64_t, float*) = {
-      nullptr,           nullptr,           few_entry<T, 2>(), few_entry<T, 3>(), few_entry<T, 4>(),
+      nullptr,           few_entry<T, 1>(), few_entry<T, 2>(), few_entry<T, 3>(), few_entry<T, 4>(),
       few_entry<T, 5>(), few_entry<T, 6>(), few_entry<T, 7>(), few_entry<T, 8>()};
   constexpr int64_t PANELS = PAIRED ? 2 : 1;
+  RowTiles tiles(rows, FEW_ROWS);
   th.share((N + W - 1) / W, [&](int64_t item) {
     int64_t n = item * W, lanes = N - n < W ? N - n : W;
-    alignas(64) float sums[PANELS][FEW_ROWS * W];
-    for (int64_t p = 0; p < PANELS; p++) TABLE[rows](x, ld, w + (item * PANELS + p) * depth * W, depth, sums[p]);
+    alignas(64) float sums[PANELS][MOST_FEW * W];
+    for (int64_t p = 0; p < PANELS; p++)
+      for (int64_t tile = 0; tile < tiles.count; tile++) {
+        int64_t t0 = tiles.first(tile), count = tiles.first(tile + 1) - t0;
+        TABLE[count](x + t0 * ld, ld, w + (item * PANELS + p) * depth * W, depth, sums[p] + t0 * W);
+      }
     for (int64_t t = 0; t < rows; t++) {
       if constexpr (PAIRED) epilogue(t, n, load(sums[0] + t * W), load(sums[1] + t * W), lanes);
       else epilogue(t, n, load(sums[0] + t * W), lanes);
@@ -211,7 +217,7 @@ KERNEL void linear(Thread& th, const T* x, int64_t ld, int64_t rows, int64_t K, 
   if (rows == 1 && K == depth) return linear_panels<PAIRED>(th, x, tiles, depth, N, w, epilogue);
   if constexpr (std::is_same_v<X, float>) {
     constexpr bool WIDENED = sizeof(X) != sizeof(T);
-    if (rows > 1 && rows <= FEW_ROWS && (!WIDENED || rows * depth * int64_t(sizeof(float)) <= FEW_BYTES)) {
+    if (rows > 1 && rows <= MOST_FEW && (!WIDENED || rows * depth * int64_t(sizeof(float)) <= FEW_BYTES)) {
       alignas(64) float room[WIDENED ? FEW_BYTES / sizeof(float) : 1];
       const float* few = few_rows(x, &ld, rows, K, depth, room);
       return linear_few<PAIRED>(th, few, ld, rows, depth, N, w, epilogue);
