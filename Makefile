@@ -4,6 +4,7 @@
 # bench-paging: waste, sharing, forks, overload and the block allocator against their bounds · soak: 30 minutes of load with faults
 # fuzz: readers of untrusted files, each for MINUTES=10 (FUZZERS="gguf ir": these alone; SEED=text: the same cases again)
 # bench-llamacpp, bench-openvino, bench-ortgenai, bench-vllm: beside another engine · bench-big: beside llama.cpp at 1.1 billion weights
+# bench-drafts: drafts beside none, by DRAFT=lookup of the demo engine or BENCH_OPTIONS="--engine PATH --draft self"
 # bench-quality: what quantised artifacts differ from float32 by · bench-needle: keys copied over 3,000 tokens with quantised caches
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -44,7 +45,7 @@ SLOW_TESTS := tests/model tests/triton tests/importers tests/codegen tests/cli
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 PEERS := llamacpp openvino ortgenai vllm
 
-.PHONY: install model demo page page-picture lint test test-quick test-slow bench bench-engines bench-quality bench-needle bench-big bench-paging soak gpu-tables bench-gpu fuzz $(PEERS:%=bench-%) clean
+.PHONY: install model demo page page-picture lint test test-quick test-slow bench bench-engines bench-quality bench-needle bench-big bench-paging bench-drafts soak gpu-tables bench-gpu fuzz $(PEERS:%=bench-%) clean
 
 install: .venv/installed
 
@@ -112,6 +113,9 @@ bench: $(DEMO_ENGINE)/manifest.json
 bench-paging: $(DEMO_ENGINE)/manifest.json
 	@failed=0; for name in allocator waste sharing forks overload; do \
 	$(BIN)/python benchmarks/paging.py $$name $(BENCH_OPTIONS) || failed=1; done; exit $$failed
+
+bench-drafts: $(DEMO_ENGINE)/manifest.json
+	$(BIN)/python benchmarks/speculation.py --draft $(or $(DRAFT),lookup) $(BENCH_OPTIONS)
 
 soak: $(DEMO_ENGINE)/manifest.json
 	$(BIN)/python benchmarks/paging.py soak $(BENCH_OPTIONS)

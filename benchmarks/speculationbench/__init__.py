@@ -1,0 +1,1 @@
+"""Drafts beside none, in pairs of runs on one engine."""
