@@ -90,7 +90,19 @@ def test_a_row_has_the_same_bits_alone_in_batches_and_on_any_number_of_threads(m
     for threads in (2, 3):
         assert np.array_equal(forward(model, tokens, threads), together)
     engine = model.open(2)
-    for start, size in [(0, 1), (5, 1), (69, 1), (3, 2), (8, 6), (0, 14), (1, 15), (20, 16), (33, 31)]:
+    for start, size in [
+        (0, 1),
+        (5, 1),
+        (69, 1),
+        (3, 2),
+        (8, 6),
+        (4, 9),
+        (40, 11),
+        (0, 14),
+        (1, 15),
+        (20, 16),
+        (33, 31),
+    ]:
         part = run(model, engine, tokens[start : start + size])
         assert np.array_equal(part, together[start : start + size]), (start, size)
     model.library.octavo_close(engine)
