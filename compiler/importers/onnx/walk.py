@@ -20,6 +20,7 @@ from ir.types import DType
 from runtime.errors import shown
 
 MAX_DEPTH = 16  # of functions in functions, and of branches
+MAX_VISITED = 1 << 16  # nodes, those of functions once for each call
 REFUSED = (ImportRefused, InferError, FormulaError, TypeError, ValueError, KeyError, IndexError)
 Env = dict[str, Held]
 
@@ -29,7 +30,8 @@ class Walk:
 
     def __init__(self, model: Model, shared: Shared, array: Callable[[Any], Any]) -> None:
         """array: reads a checked tensor."""
-        self.model, self.shared, self.array = model, shared, array
+        self.model, self.shared, self.array, self.visited = model, shared, array, 0
+        self.ordered: dict[tuple[str, str], list[Any]] = {}  # nodes of functions
 
     def run(self, nodes: Sequence[Any], env: Env) -> None:
         for node in nodes:
@@ -47,7 +49,10 @@ class Walk:
         """given: attributes of the function that the node is in. around: where that was called."""
         loc = module_of(node) or around
         kind = ".".join(filter(None, (domain_of(node), node.op_type)))
+        self.visited += 1
         try:
+            if self.visited > MAX_VISITED:
+                raise ImportRefused(f"its functions are more than {MAX_VISITED} nodes where they are called")
             if depth > MAX_DEPTH:
                 raise ImportRefused(f"functions and branches are more than {MAX_DEPTH} deep")
             results = self._results(node, kind, env, given, opsets, depth, loc)
@@ -96,9 +101,11 @@ class Walk:
         padded = [*args, *[None] * (len(function.input) - len(args))]
         env: Env = {n: v for n, v in zip(function.input, padded, strict=True) if v is not None}
         opsets = {domain_of(each): int(each.version) for each in function.opset_import}
-        where = f"function {shown(function.name)}"
-        absent = [n for n, v in zip(function.input, padded, strict=True) if v is None]
-        for node in in_order(function.node, [*env, *absent], where):
+        key = (domain_of(function), function.name)
+        if key not in self.ordered:
+            where = f"function {shown(function.name)}"
+            self.ordered[key] = in_order(function.node, function.input, where)
+        for node in self.ordered[key]:
             self.node(node, _Optional(env), {**defaults, **attrs}, opsets, depth + 1, loc)
         return [env[name] for name in function.output]
 
