@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from runtime.scheduler import Chunk
 from runtime.sequence import Sequence
 from runtime.speculation.rejecting import Rejecting
 
+Logprobs = Literal["asked", "all", "none"]
 Found = tuple[list[Sequence], Sampled]  # rows, by whose they are
 
 
@@ -41,14 +42,21 @@ class Results:
 class RowSampler:
     """Samples rows. Parameters stay from step to step, as long as the rows are of the same sequences.
 
-    max_rows: what the executor takes at once. logprobs: whether requests get those that they ask for.
+    max_rows: what the executor takes at once. logprobs: whose tokens get them: those of requests that ask,
+    "all", or "none".
     rejecting: what accepts drafts; None: that a row gives the same token.
     """
 
     def __init__(
-        self, executor: Forward, max_rows: int, *, logprobs: bool = True, rejecting: Rejecting | None = None
+        self,
+        executor: Forward,
+        max_rows: int,
+        *,
+        logprobs: Logprobs = "asked",
+        rejecting: Rejecting | None = None,
     ) -> None:
-        self._executor, self._max_rows, self._logprobs = executor, max_rows, logprobs
+        self._executor, self._max_rows = executor, max_rows
+        self._logprobs: Logprobs = logprobs
         self._rejecting = rejecting
         self._orders: list[tuple[int, int, int]] = []  # of the last rows' sequences, which may go meanwhile
         self._args = SampleArgs.greedy(0, 0)
@@ -171,7 +179,7 @@ def _adjustment(seq: Sequence, row: int, position: int) -> Adjustment:
     return Adjustment(row, seq.request.sampling, seq.ids[:position], seq.prompt_tokens)
 
 
-def _arguments(seqs: Seq[Sequence], positions: Seq[int], logprobs: bool) -> SampleArgs:
+def _arguments(seqs: Seq[Sequence], positions: Seq[int], logprobs: Logprobs) -> SampleArgs:
     samplings = [seq.request.sampling for seq in seqs]
     return SampleArgs(
         temperature=np.array([s.temperature for s in samplings], np.float32),
@@ -181,8 +189,9 @@ def _arguments(seqs: Seq[Sequence], positions: Seq[int], logprobs: bool) -> Samp
         seed=np.array([seq.request.seed for seq in seqs], np.uint64),
         sample_index=np.array([seq.sample_index for seq in seqs], np.int32),
         position=np.array(positions, np.int32),
-        num_top=max(_num_top(seq) for seq in seqs) if logprobs else 0,
-        logprobs=logprobs and any(s.logprobs is not None for s in samplings),
+        num_top=max(_num_top(seq) for seq in seqs) if logprobs == "asked" else 0,
+        logprobs=logprobs == "all"
+        or (logprobs == "asked" and any(s.logprobs is not None for s in samplings)),
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from runtime.scheduler import Chunk
 from runtime.sequence import Sequence
+from runtime.speculation.confidence import Confidence
 
 
 class Drafter(Protocol):
@@ -60,3 +61,10 @@ class DrawingDrafter(Drafter, Protocol):
         """Of the drafts that it just wrote for a chunk, which has some: f64 [chunk.drafts, V]; None: it
         cannot say."""
         ...
+
+
+@runtime_checkable
+class ConfidentDrafter(Drafter, Protocol):
+    """One that knows how sure it is of a draft, and ends where another is not worth its time."""
+
+    confidence: Confidence

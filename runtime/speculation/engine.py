@@ -19,6 +19,7 @@ from runtime.output import Output
 from runtime.rows import RowSampler
 from runtime.scheduler import Chunk
 from runtime.sequence import Sequence
+from runtime.speculation.confidence import Confidence
 from runtime.step import StepBuffers
 
 PROMPT_TOKENS = 32  # that a sequence lacks, from which on computing them is no part of drafting
@@ -26,13 +27,21 @@ PROMPT_TOKENS = 32  # that a sequence lacks, from which on computing them is no 
 
 class Shadow(Sequence):
     """A sequence of the target's in the drafter's cache. wanted_drafts: of this step; drafted: those there
-    are, and of which all but the last are in the cache."""
+    are, and of which all but the last are in the cache; sure: enough of the last for another."""
 
     def __init__(self, seq: Sequence) -> None:
         super().__init__(seq.order, seq.ids[:0], 0, 0, Output(None, ()), salt=seq.salt)
         self.ids, self.max_tokens, self.prompt_tokens = seq.ids, seq.max_tokens, seq.prompt_tokens
         self.request, self.num_tokens = seq.request, seq.num_tokens
         self.wanted_drafts = self.drafted = 0
+        self.sure = True
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether another draft is wanted; where a request says how many, sure or not."""
+        return self.drafted < self.wanted_drafts and (
+            self.sure or self.request.sampling.draft_tokens is not None
+        )
 
     @property
     def lacks(self) -> int:
@@ -59,19 +68,21 @@ class EngineDrafter:
         self._executor, self._limits = executor, limits
         self._max_context, self._vocab_size = max_context, vocab_size
         self._buffers = StepBuffers(limits, len(cache.groups), max_context, cache.block)
-        self._sampler = RowSampler(executor, limits.max_rows, logprobs=False)
+        self._sampler = RowSampler(executor, limits.max_rows, logprobs="all")
+        self.confidence = Confidence()
         self.shadows: dict[tuple[int, int, int], Shadow] = {}
         self.setup_s = 0.0
 
     def draft(self, chunks: Seq[Chunk], wanted: Seq[int]) -> Seq[int]:
         """None for those whose prompts are not computed yet, or find no blocks."""
         self.setup_s = 0.0
+        self.confidence.begin()
         orders = {chunk.seq.order for chunk in chunks}
         found = [self._shadow(c.seq, want, orders) for c, want in zip(chunks, wanted, strict=True)]
         shadows = [shadow for shadow in found if shadow is not None]
         try:
             going = self._catch_up(shadows)
-            while going := [s for s in going if s.drafted < s.wanted_drafts and self._extend(s, 1)]:
+            while going := [s for s in going if s.goes_on and self._extend(s, 1)]:
                 self._step([Chunk(shadow, 1, range(0), 1) for shadow in going if shadow.tables])
         finally:
             for shadow in shadows:
@@ -83,6 +94,7 @@ class EngineDrafter:
         shadow = self.shadows.get(seq.order)
         if shadow is None or not shadow.drafted:
             return
+        self.confidence.settle(shadow, seq.computed - shadow.num_tokens)
         right = min(seq.computed, shadow.num_tokens + shadow.drafted - 1)
         shadow.drafted = 0
         if right > shadow.computed:
@@ -169,10 +181,12 @@ class EngineDrafter:
         if not shadows:
             return
         positions = [shadow.num_tokens + shadow.drafted for shadow in shadows]
-        token_ids = self._sampler.draw(list(shadows), positions, logits).ids.tolist()
-        for shadow, position, token_id in zip(shadows, positions, token_ids, strict=True):
+        sampled = self._sampler.draw(list(shadows), positions, logits)
+        found = zip(shadows, positions, sampled.ids.tolist(), sampled.logprobs.tolist(), strict=True)
+        for shadow, position, token_id, logprob in found:
             shadow.ids[position] = token_id
             shadow.drafted += 1
+            shadow.sure = self.confidence.goes_on(shadow, logprob)
 
     def _extend(self, shadow: Shadow, count: int) -> bool:
         """Hold blocks for its next tokens. Where there are none, the youngest go without; False if it is one

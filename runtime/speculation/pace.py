@@ -28,6 +28,7 @@ FRESH = 8, 128, 0.005  # steps with drafts before one goes without, to see what 
 DEPTH, LEAK = 1.0, 0.005  # plain steps that may be lost at once, and the share of a loss that a step forgets
 GAINED = 5.0  # plain steps of gain that count against later losses
 HOLD = 4  # steps of the same requests that lengths stay for
+ROWS = 4  # drafts, over which what one makes a step longer by is measured
 PEEK, LIKELY = 12, 0.4  # steps with drafts, of which one tries a draft more where it is likely enough
 
 
@@ -59,6 +60,7 @@ class Pace:
         self._asked: tuple[Seq[Hashable], Seq[int], int, bool] | None = None
         self._held: list[int] = []  # what was found when that was asked first
         self._left = 0  # times to give it again
+        self._gain = 1.0  # tokens per second with them, beside none
         self.saved_s, self.spent_s = 0.0, 0.0
 
     def lengths(self, keys: Seq[Hashable], most: Seq[int], samples: int, tokens: int) -> list[int]:
@@ -116,17 +118,30 @@ class Pace:
         """What a step without drafts takes that gives so many tokens; None if no step was told."""
         return self._target.at(samples) if self._target and samples else None
 
+    def least_chance(self, samples: int, requests: int) -> float:
+        """That one more draft of a request is accepted with all before, for it to be worth its time: that in
+        which as many tokens come elsewhere. samples: of the step without drafts; requests: that draft."""
+        if not self._target:
+            return 0.0
+        plain_s, rows_s = self._target.at(samples), self._target.at(samples + ROWS) - self._target.at(samples)
+        token_s = self._prices.round_s(samples, requests) / requests + rows_s / ROWS
+        return self._gain * samples / plain_s * token_s
+
     @property
     def speedup(self) -> float | None:
         """What all steps so far would have taken without drafts over what they took, as it is estimated."""
         return (self.spent_s + self.saved_s) / self.spent_s if self.spent_s else None
 
+    @property
+    def _prices(self) -> Prices:
+        return Prices(self._target, self._drafter, self._share)
+
     def _find(self, requests: Seq[Drafted], most: Seq[int], samples: int, tokens: int) -> list[int]:
         cap = self._most if self._chances.verified >= COLD_VERIFIED else COLD_DRAFTS
         chances = [self._chances.of(r)[: min(m, cap)] for r, m in zip(requests, most, strict=True)]
-        lengths, gain = best(chances, samples, tokens, Prices(self._target, self._drafter, self._share))
+        lengths, self._gain = best(chances, samples, tokens, self._prices)
         low, high, share = FRESH
-        self._fresh = min(max(low, int((gain - 1) / share)), high)
+        self._fresh = min(max(low, int((self._gain - 1) / share)), high)
         return fitted(lengths, self._room(tokens))
 
     def _room(self, tokens: int) -> int:

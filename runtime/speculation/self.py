@@ -17,6 +17,7 @@ from runtime.manifest import Manifest
 from runtime.rows import RowSampler
 from runtime.scheduler import Chunk
 from runtime.sequence import Sequence
+from runtime.speculation.confidence import Confidence
 from runtime.speculation.rejecting import distribution
 from runtime.step import StepBuffers
 
@@ -33,34 +34,42 @@ class SelfDrafter:
         block = groups[0].block if groups else 16
         self._forward = forward
         self._buffers = StepBuffers(limits, len(groups), manifest.model.max_context, block)
-        self._sampler = RowSampler(forward, limits.max_rows, logprobs=False)
-        self._keeps = keeps
+        self._sampler = RowSampler(forward, limits.max_rows, logprobs="all")
+        self.confidence, self._keeps = Confidence(), keeps
         self._kept: dict[Sequence, list[np.ndarray]] = {}
 
     def draft(self, chunks: Seq[Chunk], wanted: Seq[int]) -> Seq[int]:
         """What it computes counts as computed until it is done."""
         self._kept = {}
-        steps = [Chunk(chunk.seq, 1, range(0), 1) for chunk in chunks]
+        self.confidence.begin()
+        going = [(Chunk(chunk.seq, 1, range(0), 1), most) for chunk, most in zip(chunks, wanted, strict=True)]
         try:
-            for place in range(max(wanted)):
-                going = zip(steps, wanted, strict=True)
-                self._step([chunk for chunk, most in going if most > place])
+            while going:
+                sure = self._step([chunk for chunk, _ in going])
+                going = [
+                    (chunk, most)
+                    for (chunk, most), goes_on in zip(going, sure, strict=True)
+                    if _drafted(chunk.seq) < most
+                    and (goes_on or chunk.seq.request.sampling.draft_tokens is not None)
+                ]
+            return [_drafted(chunk.seq) for chunk in chunks]
         finally:
             for chunk in chunks:
                 chunk.seq.computed = chunk.seq.num_tokens - 1
-        return wanted
 
-    def _step(self, chunks: Seq[Chunk]) -> None:
-        """A token of each."""
+    def _step(self, chunks: Seq[Chunk]) -> list[bool]:
+        """A token of each. Whether each is sure enough of it to go on."""
         logits = self._forward.forward(self._buffers.pack(chunks))
         seqs = [chunk.seq for chunk in chunks]
         for seq, row in zip(seqs, self._forward.download(logits) if self._keeps else (), strict=False):
             self._kept.setdefault(seq, []).append(row.copy())
         for seq in seqs:
             seq.computed += 1
-        token_ids = self._sampler.draw(seqs, [seq.computed for seq in seqs], logits).ids.tolist()
-        for seq, token_id in zip(seqs, token_ids, strict=True):
+        sampled = self._sampler.draw(seqs, [seq.computed for seq in seqs], logits)
+        for seq, token_id in zip(seqs, sampled.ids.tolist(), strict=True):
             seq.ids[seq.computed] = token_id
+        logprobs = sampled.logprobs.tolist()
+        return [self.confidence.goes_on(seq, logprob) for seq, logprob in zip(seqs, logprobs, strict=True)]
 
     def distributions(self, chunk: Chunk) -> np.ndarray | None:
         """See DrawingDrafter."""
@@ -70,10 +79,15 @@ class SelfDrafter:
         return np.stack([distribution(row, seq, seq.num_tokens + i) for i, row in enumerate(rows)])
 
     def settle(self, seq: Sequence) -> None:
-        """Nothing of its own is kept."""
+        self.confidence.settle(seq, seq.computed - seq.num_tokens)
 
     def forget(self, seq: Sequence) -> None:
         """As above."""
 
     def close(self) -> None:
         """The executor closes the forward."""
+
+
+def _drafted(seq: Sequence) -> int:
+    """Tokens so far, each of which counts as computed."""
+    return seq.computed - (seq.num_tokens - 1)

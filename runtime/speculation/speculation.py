@@ -13,7 +13,7 @@ from runtime.log import Log
 from runtime.scheduler import Chunk
 from runtime.sequence import Sequence
 from runtime.speculation.choose import Acceptance
-from runtime.speculation.drafter import Drafter, DrawingDrafter
+from runtime.speculation.drafter import ConfidentDrafter, Drafter, DrawingDrafter
 from runtime.speculation.pace import Pace, Verified
 from runtime.speculation.tally import Tally
 
@@ -62,6 +62,9 @@ class Speculation:
         if not self.held:
             return
         start = time.monotonic()
+        if isinstance(self.drafter, ConfidentDrafter):
+            samples = sum([chunk.samples - chunk.drafts for chunk in chunks])
+            self.drafter.confidence.least = self._pace.least_chance(samples, len(self.held))
         if not self._guarded(lambda: self._draft(self.held), self.held):
             for chunk in self.held:
                 chunk.cut(0)
