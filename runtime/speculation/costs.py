@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 EXACT = 16  # sizes up to this are kept apart, larger ones in groups a twelfth wide
 SPEED_RATE, TIME_RATE = 0.15, 0.05  # how fast a new time moves what is common, and what its own size took
+TICK_S = 1e-9  # what a step takes at least: a clock may show none
 OUTLIER = 2.0  # one time moves them as if it were at most so many times what was expected, or so little
 NEAR = 0.1  # sizes that differ by this share count half as much in a size's line
 SLOPE = 0.04  # of a step's time that a token more takes, until sizes differ enough to tell
@@ -52,7 +53,7 @@ class Costs:
         return max(size.tokens for size in self._sizes.values())
 
     def learn(self, tokens: float, seconds: float) -> None:
-        size = self._sizes.get(_index(tokens))
+        size, seconds = self._sizes.get(_index(tokens)), max(seconds, TICK_S)
         self._told += 1
         if size is None:
             self._sizes[_index(tokens)] = Size(tokens, seconds / self._speed)

@@ -172,6 +172,6 @@ class Pace:
     def _peek(self, requests: Seq[Drafted], most: Seq[int], found: list[int]) -> list[int]:
         """One draft more of those that have some: what that takes may have been judged by one odd time."""
         for i, (request, length) in enumerate(zip(requests, found, strict=True)):
-            if 0 < length < most[i] and not request.probes:
+            if 0 < length < min(most[i], self._most) and not request.probes:
                 found[i] += self._chances.of(request)[length] > LIKELY
         return found

@@ -62,10 +62,8 @@ class Speculation:
         if not self.held:
             return
         start = time.monotonic()
-        if isinstance(self.drafter, ConfidentDrafter):
-            samples = sum([chunk.samples - chunk.drafts for chunk in chunks])
-            self.drafter.confidence.least = self._pace.least_chance(samples, len(self.held))
-        if not self._guarded(lambda: self._draft(self.held), self.held):
+        samples = sum([chunk.samples - chunk.drafts for chunk in chunks])
+        if not self._guarded(lambda: self._draft(self.held, samples), self.held):
             for chunk in self.held:
                 chunk.cut(0)
                 self.forget(chunk.seq)
@@ -121,7 +119,10 @@ class Speculation:
         for i, length in zip(paced, lengths, strict=True):
             found[i] = length
 
-    def _draft(self, chunks: Seq[Chunk]) -> None:
+    def _draft(self, chunks: Seq[Chunk], samples: int) -> None:
+        """samples: of the step without drafts."""
+        if isinstance(self.drafter, ConfidentDrafter):
+            self.drafter.confidence.least = self._pace.least_chance(samples, len(chunks))
         wanted = [chunk.drafts for chunk in chunks]
         counts = self.drafter.draft(chunks, wanted)
         for chunk, count, most in zip(chunks, counts, wanted, strict=True):

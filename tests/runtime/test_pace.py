@@ -248,3 +248,12 @@ def test_one_odd_time_moves_little_and_a_lasting_change_all() -> None:
         costs.learn(5, 0.080)
     assert costs.at(5) == pytest.approx(0.080, rel=0.05)
     assert costs.at(1) == pytest.approx(0.060, rel=0.35), "what all sizes have in common moved too"
+
+
+def test_no_draft_is_longer_than_the_longest_where_there_is_room_for_more() -> None:
+    pace = Pace(3)
+    for _ in range(100):
+        lengths = pace.lengths([0], [50], 1, 1)
+        assert 0 <= lengths[0] <= 3
+        pace.learn(1, 1 + lengths[0], LOOKUP.target(1 + lengths[0]), 0.0, [Verified(0, *lengths * 2)])
+    assert lengths == [3]

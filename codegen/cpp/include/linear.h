@@ -148,6 +148,7 @@ inline void linear_panels(Thread& th, const X* packed, RowTiles tiles, int64_t d
 // Most rows that are read where they lie in one tile: a pointer each. Of two tiles the second finds the panel in cache.
 constexpr int FEW_ROWS = MAX_ROWS < 8 ? MAX_ROWS : 8;
 constexpr int64_t MOST_FEW = 2 * FEW_ROWS;
+constexpr int64_t FEW_AHEAD = 768;  // STREAM_AHEAD of several: of the stream the CPU sees less ahead
 constexpr int64_t FEW_BYTES = 96 << 10;  // of rows that a thread widens for itself
 
 // sums[r][lane] = over all of K of one panel, for R rows x[K], ld apart. The order is linear_tile's.
@@ -155,7 +156,7 @@ template <class T, int R>
 __attribute__((noinline)) void few_tile(const float* x, int64_t ld, const T* w, int64_t depth, float* sums) {
   nf acc[R][NV];
   _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) EACH(NV) acc[r][i] = nf{};
-  const char* ahead = (const char*)w + STREAM_AHEAD<T>;
+  const char* ahead = (const char*)w + (R > 1 ? FEW_AHEAD : STREAM_AHEAD<T>);
   _Pragma("GCC unroll 4") for (int64_t k = 0; k < depth; k += STEP<T>) {
     few_step<R>(x + k, ld, w + k * W, acc);
     __builtin_prefetch(ahead + k * W * int64_t(sizeof(T)));
