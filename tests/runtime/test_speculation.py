@@ -16,6 +16,8 @@ from runtime import EngineError, RequestError, Sampling, sampler
 from runtime.completion import Completion
 from runtime.engine import Engine
 from runtime.sequence import Sequence
+from runtime.speculation.confidence import Confidence
+from runtime.speculation.pace import Pace
 from tests.runtime.fake import BLOCK, VOCAB, fake_engine, reference
 from tests.runtime.schedules import stepped
 
@@ -233,6 +235,17 @@ def test_a_drafter_that_fails_costs_no_request_anything_and_is_given_up():
     assert stats.draft_stopped == "a drafter's own fault" and "it was stopped: a drafter's" in str(stats)
     assert str(log[0]).endswith("request 0, sample 0: draft_failed: a drafter's own fault")
     assert stats.failed_requests == stats.drafted_tokens == 0
+
+
+def test_what_is_asked_of_a_draft_may_fail_as_the_drafter_may(monkeypatch):
+    tokens = alone(GREEDY).token_ids
+    drafter = says(tokens)
+    drafter.confidence = Confidence()
+    monkeypatch.setattr(Pace, "least_chance", lambda self, samples, requests: 1 / 0)
+    with fake_engine(drafter=drafter) as engine:
+        same(run(engine, replace(GREEDY, draft_tokens=4)), alone(GREEDY))
+        stats = engine.stats()
+    assert stats.draft_failures == 3 and stats.failed_requests == 0 and not drafter.calls
 
 
 def test_a_drafter_that_fails_now_and_then_goes_on():
