@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 
 @contextmanager
 def evaluating(module: Any) -> Iterator[None]:
-    """In eval mode; each module's own mode comes back."""
+    """In eval mode; each module's own mode comes back. The module of an exported program has the mode that it
+    was exported in, which its graph holds."""
     modes = [(m, m.training) for m in module.modules()]
-    module.eval()
+    with suppress(NotImplementedError):
+        module.eval()
     try:
         yield
     finally:

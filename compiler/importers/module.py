@@ -1,4 +1,4 @@
-"""An in-memory torch.nn.Module or ExportedProgram -> the IR.
+"""An in-memory torch.nn.Module, torch.fx.GraphModule or ExportedProgram -> the IR.
 
 The module's forward takes token ids [1,S] and, optionally, positions [1,S], and gives logits [1,S,V] (a
 tensor, a tuple that starts with one, or a mapping or object with `logits`). Models of transformers are
@@ -61,6 +61,12 @@ def load_module(source: Any, max_context: int | None = None) -> Imported:
             where="source",
             todo="Give a checkpoint directory, a .gguf file, a torch.nn.Module, or a "
             "torch.export.ExportedProgram",
+        )
+    if isinstance(source, torch.fx.GraphModule) and not any(True for _ in source.parameters()):
+        raise ImportRefused(
+            "a graph without its weights, which are among its inputs",
+            where=type(source).__name__,
+            todo="Give the exported program that it is of, or that program's .module()",
         )
     if max_context is None:
         raise ImportRefused(
@@ -224,7 +230,9 @@ def _logits_only(module: Any, call: Call) -> Any:
         def forward(self, ids: Any, pos: Any) -> Any:
             return run(ids, pos)
 
-    return (IdsAndPositions() if call.positions else Ids()).eval()
+    made = IdsAndPositions() if call.positions else Ids()
+    made.training = False  # its module has its own mode: that of an exported program cannot be changed
+    return made
 
 
 def _logits(out: Any) -> Any:

@@ -215,6 +215,22 @@ def test_an_exported_program() -> None:
     assert max(worst(imported, model, n, VOCAB) for n in LENGTHS) <= TOLERANCE
 
 
+def test_graph_modules_with_their_weights_inside() -> None:
+    model = made(flagged)
+    length = torch.export.Dim("length", min=2, max=CONTEXT)
+    program = torch.export.export(
+        model, (torch.zeros((1, 9), dtype=torch.long),), dynamic_shapes=({1: length},)
+    )
+    module = program.module()
+    assert isinstance(module, torch.fx.GraphModule)
+    imported = load(module, max_context=CONTEXT)
+    assert max(worst(imported, model, n, VOCAB) for n in LENGTHS[2:4]) <= TOLERANCE
+    with pytest.raises(
+        ImportRefused, match="a graph without its weights.*the exported program that it is of"
+    ):
+        load(program.graph_module, max_context=CONTEXT)
+
+
 @pytest.mark.parametrize("kept", [True, False], ids=["buffer", "made in forward"])
 def test_rotations_written_with_complex_numbers(kept: bool) -> None:
     size = HIDDEN // HEADS

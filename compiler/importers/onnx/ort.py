@@ -48,10 +48,12 @@ def _group_query_attention(
     rotary_interleaved: int = 0,
     local_window_size: int = -1,
     smooth_softmax: int = 0,
+    sliding_window_cache: int = 0,
     **attrs: Any,
 ) -> Any:
     """Causal attention over all keys, or over the last local_window_size. seqlens_k says how many keys a
-    sequence has besides padding, of which there is none here."""
+    sequence has besides padding, of which there is none here. sliding_window_cache says how the past is kept.
+    """
     _check_rest(c, others, attrs)
     if smooth_softmax and head_sink is None:
         raise ImportRefused("with smooth_softmax it has no op")
