@@ -114,6 +114,10 @@ class RandomPace:
             assert found.key in self.keys or found.drafted
             assert 0 <= found.accepted <= found.drafted >= 1
 
+    def least_chance(self, samples: int, requests: int) -> float:
+        assert samples >= requests >= 1
+        return float(self._rng.choice([0.0, 0.3]))
+
     def plain_s(self, samples: int) -> float | None:
         return 1.0 if samples else None
 

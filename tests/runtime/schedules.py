@@ -131,7 +131,7 @@ class EngineMachine(RuleBasedStateMachine):
         if speculation is None:
             return
         speculation._pace = RandomPace(rng, 8)
-        if by != "lookup":
+        if by not in ("own", "lookup"):
             fails = 3 if by == "broken" else 0
             vocab_size = self.engine.model.vocab_size
             self.drafter = OracleDrafter(self.coming, vocab_size, rng, fails=fails, scribble=scribble)
