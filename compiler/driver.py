@@ -172,7 +172,7 @@ class Compile:
     def _draft(self, targets: Sequence[Target]) -> Forward:
         """That of the CPU's target, which has one."""
         drafting = [CpuDraft(target) for target in targets if isinstance(target, CpuTarget)]
-        return Forward(self._job, draft_quantization(self.quantization), drafting, "draft")
+        return Forward(self._job, draft_quantization(self.options.quantization), drafting, "draft")
 
     @property
     def forwards(self) -> list[Forward]:
@@ -196,7 +196,8 @@ class Compile:
             check_imported(imported, self.options.draft or "")
             if self.quantization.weights == OWN:  # it is fitted to what the codes stand for
                 imported = self._import(source, keep_grid=False)
-            drafting = DraftQuantizer(imported, Store(folder / "draft"), self.progress, quantizer)
+            store = Store(folder / "draft")
+            drafting = DraftQuantizer(self.draft.asked, imported, store, self.progress, quantizer)
             checkers.append(self._lower(self.draft, imported, drafting))
             quantizers.append(drafting)
         for forward in self.forwards:

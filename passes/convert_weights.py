@@ -1,7 +1,8 @@
 """Choose the element types of weights, as explicit `cast` weight ops.
 
-Matrices of linears and embedding tables get `dtype`; every other weight is computed with in f32, whatever the
-checkpoint stores. A 16-bit float is held exactly by f32. Activations keep their type.
+Matrices of linears and embedding tables get `dtype`, but for those that are dequantised: in memory they are
+codes. Every other weight is computed with in f32, whatever the checkpoint stores. A 16-bit float is held
+exactly by f32. Activations keep their type.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from ir.types import DType, Type
 from passes.base import BF16_ERROR, Pass, Result
 from passes.match import dtype as dtype_of
 from passes.match import tensor
+from passes.rows_of import code_format
 
 _MATRIX_OPS = ("linear", "embed")  # their operand 1 is the matrix
 _NARROW = (DType.F16, DType.BF16)
@@ -43,15 +45,15 @@ class _Converter:
 
     def __init__(self, graph: Graph, matrix: DType) -> None:
         self.graph, self.matrix = graph, matrix
-        self.constants = graph.constants()
+        self.constants, self.makers = graph.constants(), graph.producers()
         self.build = GraphBuilder(graph.name, graph.dims, graph.inputs)
         self.now: dict[str, Arg] = {}
         self.casts: dict[tuple[Arg, DType], Value] = {}
-        self.build.reserve(graph.producers())
+        self.build.reserve(self.makers)
 
     def run(self) -> Result:
         for op in self.graph.ops:
-            if op.kind in _MATRIX_OPS and self.is_constant(op.args[1]):
+            if op.kind in _MATRIX_OPS and self.is_constant(op.args[1]) and not self.is_coded(op.args[1]):
                 self.matrix_op(op)
             else:
                 self.other_op(op)
@@ -60,6 +62,10 @@ class _Converter:
 
     def is_constant(self, arg: Arg) -> bool:
         return isinstance(arg, Weight) or (isinstance(arg, Value) and arg.name in self.constants)
+
+    def is_coded(self, arg: Arg) -> bool:
+        """Whether it is dequantised from codes of one format, which fuse_dequant folds into what reads it."""
+        return bool(code_format(self.makers, arg))
 
     def matrix_op(self, op: Op) -> None:
         """The matrix gets the wanted type (from the weight itself where nothing was computed with it)."""

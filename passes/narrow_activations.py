@@ -1,4 +1,5 @@
 """Round what linears with bf16 weights read to bf16, as explicit `cast` ops: a bf16 dot product takes no f32.
+So is what linears with dequantised weights read, where it is no codes itself.
 
 Results keep their type: products are exact and summed in f32. Casts of one value are for `cse` to share, and
 for `fuse_casts` to fold into the op that makes the value.
@@ -13,6 +14,7 @@ from ir.rewrite import Replacement, Rule, View, rewrite
 from ir.types import DType
 from passes.base import BF16_ERROR, Pass, Result, result
 from passes.match import dtype, is_constant
+from passes.rows_of import dequantize_of
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,10 @@ class NarrowActivations(Pass):
 
 def _narrow(op: Op, view: View) -> Replacement | None:
     x, w = op.args[:2]
-    if not isinstance(x, Value) or is_constant(view, x) or (dtype(x), dtype(w)) != (DType.F32, DType.BF16):
+    if not isinstance(x, Value) or is_constant(view, x) or dtype(x) is not DType.F32:
+        return None
+    coded = dequantize_of(view.producer, w) is not None and view.made_by(x, "dequantize") is None
+    if not coded and dtype(w) is not DType.BF16:
         return None
     narrow = view.op("cast", x, dtype="bf16", name=f"{x.name}.bf16")
     return view.op("linear", narrow, *op.args[1:], **{**op.attrs, "dtype": str(dtype(op.out))})

@@ -32,8 +32,8 @@ _WITHOUT = "Leave it out: the model is as small as its draft would be"
 
 
 def draft_quantization(asked: Quantization) -> Quantization:
-    """How the draft of a model that is quantised so is. Algorithm and text are those that were given. On an
-    asymmetric grid a draft is right more often by more than its bytes make it slower."""
+    """How the draft of a model is, for which that was asked. Algorithm and text are those that were given. An
+    asymmetric grid makes it right more often by more than its bytes make it slower."""
     return Quantization(
         "int4", algorithm=asked.algorithm, symmetric=False, kv=asked.kv, calibration=asked.calibration
     ).resolved(("cpu",))
@@ -71,8 +71,10 @@ def check_imported(imported: Imported, draft: str) -> None:
 class DraftQuantizer(Quantizer):
     """Of the draft. model: the quantiser of what it drafts for, which has decided."""
 
-    def __init__(self, imported: Imported, store: Store, progress: Progress, model: Quantizer) -> None:
-        super().__init__(draft_quantization(model.asked), imported, store, progress)
+    def __init__(
+        self, asked: Quantization, imported: Imported, store: Store, progress: Progress, model: Quantizer
+    ) -> None:
+        super().__init__(asked, imported, store, progress)
         self._model = model
         self.agreement: Divergence | None = None  # on _text
         self._text = ""

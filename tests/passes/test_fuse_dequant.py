@@ -10,8 +10,10 @@ import pytest
 from ir.graph import Graph
 from ir.ops.kv_codes import decode, encode
 from ir.types import DType, Stream
+from passes.convert_weights import ConvertWeights
 from passes.dce import Dce
 from passes.fuse_dequant import FuseDequant
+from passes.narrow_activations import NarrowActivations
 from tests.passes.checks import apply, graph_text, read, refuse
 
 HEAD = "graph @g(%x: f32[T,64], %ids: i32[T]) dims {T: 1..64} {"
@@ -102,3 +104,27 @@ def test_writing_what_was_rounded_gives_the_same_codes() -> None:
         twice = encode(decode(once, stream), stream)
         for part in stream.parts:
             np.testing.assert_array_equal(once[part].view(np.uint8), twice[part].view(np.uint8))
+
+
+@pytest.mark.parametrize("form", [ZERO, OFFSET, ZEROS])
+def test_beside_bf16_matrices_codes_stay_codes(form: str) -> None:
+    """What a linear reads becomes bf16 where it is no codes itself; a quantised matrix never does."""
+    lines = [
+        form.format("w"),
+        *ROUNDED,
+        "%a = linear %x, %w : f32[T,8]",
+        "%b = linear %y, %w : f32[T,8]",
+        "%e = embed %ids, %w : f32[T,64]",
+        "%p = linear %e, @p: f32[8,64] : f32[T,8]",
+        "%ab = add %a, %b : f32[T,8]",
+        "%z = add %ab, %p : f32[T,8]",
+    ]
+    graph = read(body(*lines))
+    for each in (ConvertWeights("bf16"), NarrowActivations("bf16"), FuseDequant(), Dce()):
+        graph = each.run(graph).graph
+    a, b = (op for op in graph.ops if op.kind == "qlinear")
+    assert a.args[0].type.dtype is DType.BF16 and a.attr("x_dtype") is None  # type: ignore[union-attr]
+    assert b.args[0].name == "x" and b.attr("x_dtype") == "i8"  # type: ignore[union-attr]
+    assert [op.kind for op in graph.ops if op.kind in ("embed", "qembed", "dequantize")] == ["qembed"]
+    (p,) = (op for op in graph.ops if op.kind == "linear")
+    assert p.args[1].type.dtype is DType.BF16  # type: ignore[union-attr]

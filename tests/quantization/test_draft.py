@@ -12,7 +12,7 @@ import pytest
 from compiler.errors import CompileError
 from compiler.progress import Progress
 from compiler.quantization import decide
-from compiler.quantization.draft import DraftQuantizer, check_imported
+from compiler.quantization.draft import DraftQuantizer, check_imported, draft_quantization
 from compiler.quantization.options import Quantization
 from compiler.quantization.step import Quantizer
 from compiler.quantization.store import Store
@@ -30,7 +30,8 @@ def short_text(monkeypatch: pytest.MonkeyPatch) -> None:
 def decided(folder: Path, asked: Quantization) -> tuple[Quantizer, DraftQuantizer]:
     model = imported()
     first = Quantizer(asked.resolved(["cpu"]), model, Store(folder / "model"), Progress())
-    second = DraftQuantizer(model, Store(folder / "draft"), Progress(), first)
+    of_draft = draft_quantization(asked)
+    second = DraftQuantizer(of_draft, model, Store(folder / "draft"), Progress(), first)
     for each in (first, second):
         each.decide(paged(model), lambda name: None, weights=True)
     return first, second
@@ -58,7 +59,9 @@ def test_weights_are_its_own_also_where_the_models_have_their_names(tmp_path: Pa
     assert codes.keys() == model.decided.weights.calibrated.keys() and codes
     for name, found in codes.items():
         assert found.q.type == Tensor(DType.U4, found.q.type.shape)  # type: ignore[union-attr]
-        values = dequantize(draft.read(found.q.name), draft.read(found.scale.name), 8, None, 32)
+        assert found.offset is not None and found.zero == 0
+        q, scale, offset = (draft.read(part.name) for part in (found.q, found.scale, found.offset))
+        values = dequantize(q, scale, None, offset, 32)
         if name in plain.names:
             error = values - plain.read(name)
             assert 0.01 < np.sqrt(np.square(error).mean() / np.square(plain.read(name)).mean()) < 0.3
@@ -72,7 +75,7 @@ def test_it_is_measured_beside_the_quantised_model_and_never_refused(tmp_path: P
     error = draft.entry()["error"]
     assert error["mean_kl"] > model.entry()["error"]["mean_kl"] > 0  # type: ignore[index]
     assert 0 < error["top1_agreement"] <= 1 and error["positions"] == 48
-    same = DraftQuantizer(imported(), Store(tmp_path / "same"), Progress(), draft)
+    same = DraftQuantizer(draft.asked, imported(), Store(tmp_path / "same"), Progress(), draft)
     same.decide(paged(imported()), lambda name: None, weights=True)
     assert same.entry()["error"]["mean_kl"] == 0 and same.entry()["error"]["top1_agreement"] == 1
 
@@ -84,3 +87,9 @@ def test_codes_of_four_bits_are_as_small_as_a_draft(dtype: DType, refused: bool)
     given = replace(model, graph=replace(model.graph, ops=(codes, *model.graph.ops[1:])))
     with pytest.raises(CompileError, match="own codes are int4") if refused else nullcontext():
         check_imported(given, "self:int4")
+
+
+@pytest.mark.parametrize("weights", ["none", "int8", "fp8"])
+def test_it_is_fitted_unless_another_algorithm_was_given(tmp_path: Path, weights: str) -> None:
+    _, draft = decided(tmp_path, Quantization(weights))
+    assert draft.entry()["algorithm"] == "gptq"
