@@ -87,7 +87,9 @@ def _rank_from(c: Context, x: Held, axis: int) -> int | None:
 def rms_norm(
     c: Context, x: Held, w: Held | None = None, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Any:
-    return c.op("rms_norm", c.tensor(x), _operand(c, w), eps=float(epsilon), rank=_rank_from(c, x, axis))
+    wide = _with_heads(c, c.tensor(x), axis)
+    made = c.op("rms_norm", wide, _operand(c, w), eps=float(epsilon), rank=_rank_from(c, x, axis))
+    return c.reshape(made, c.shape(x))
 
 
 def layer_norm(
@@ -101,8 +103,21 @@ def layer_norm(
     stash_type: int = 1,
 ) -> Any:
     """Three results, of which models use the first."""
-    operands = (c.tensor(x), _operand(c, w), _operand(c, b))
-    return (c.op("layer_norm", *operands, eps=float(epsilon), rank=_rank_from(c, x, axis)), None, None)
+    operands = (_with_heads(c, c.tensor(x), axis), _operand(c, w), _operand(c, b))
+    made = c.op("layer_norm", *operands, eps=float(epsilon), rank=_rank_from(c, x, axis))
+    return (c.reshape(made, c.shape(x)), None, None)
+
+
+def _with_heads(c: Context, x: Any, axis: int) -> Any:
+    """[1,S,H,D] of what is normed as [1,S*H,D]: tokens stay an axis of their own."""
+    made, size = c.maker(x), c.shape(x)[-1]
+    if made is None or made.kind != "reshape" or _rank_from(c, x, axis) is not None:
+        return x
+    *outer, width = c.shape(made.args[0])
+    if not isinstance(width, int) or not isinstance(size, int) or width == size or width % size:
+        return x
+    shape = (*outer, width // size, size)
+    return x if shape == c.shape(x) else c.reshape(made.args[0], shape)
 
 
 def _operand(c: Context, x: Held | None) -> Any:

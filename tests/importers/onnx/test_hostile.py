@@ -1,4 +1,4 @@
-"""Files that lie: each is refused by name, on one line, before it costs memory or reads what is not its own."""
+"""Files that lie: each is refused by name, on one line, before it costs memory or reads other files."""
 
 from __future__ import annotations
 
@@ -206,8 +206,9 @@ def test_functions_that_call_each_other_twice(tmp_path: Path) -> None:
     """2**15 calls from a file of two kilobytes."""
     names = [f"f{i}" for i in range(16)]
     functions = [_function(a, [b] * 8) for a, b in zip(names, names[1:], strict=False)]
-    functions.append(helper.make_function("own", "f15", ["a"], ["c"], [helper.make_node("Tanh", ["a"], ["c"])],
-                                          [helper.make_opsetid("", 23)]))  # fmt: skip
+    last = helper.make_node("Tanh", ["a"], ["c"])
+    opsets = [helper.make_opsetid("", 23)]
+    functions.append(helper.make_function("own", "f15", ["a"], ["c"], [last], opsets))
     sketch = Sketch(functions=functions)
     refused(sketch.model(sketch.add("f0", "x", domain="own")), tmp_path, "nodes")
 
