@@ -25,12 +25,17 @@ class Gate:
     meanwhile comes at once. Records the requests of each step."""
 
     def __init__(self, engine) -> None:
-        self.opened, self.entered = threading.Event(), threading.Event()
+        self.opened, self.entered, self.held = threading.Event(), threading.Event(), threading.Event()
+        self.hold_after: int | None = None  # a request: once a step had it, it is held again
         self.steps: list[list[int]] = []  # request numbers in each step
         schedule = engine._core.scheduler.schedule
 
         def held(wanted=None):
             self.entered.set()
+            if self.steps and self.hold_after in self.steps[-1]:
+                self.hold_after = None
+                self.opened.clear()
+                self.held.set()
             self.opened.wait(10)
             chunks = schedule(wanted)
             self.steps.append([chunk.seq.owner[0] for chunk in chunks])
@@ -68,10 +73,12 @@ def test_a_level_of_priority_overtakes_so_many_and_no_more():
 def test_what_decodes_goes_on_beside_an_older_prompt():
     with fake_engine(max_step_tokens=8, max_context=256) as engine:
         gate = Gate(engine)
-        gate.opened.set()
         short = engine.submit(words(3), Sampling(max_new_tokens=60))
-        next(iter(short))
+        gate.hold_after = short.number
+        gate.opened.set()
+        gate.held.wait(10)
         long = engine.submit(words(120), Sampling(max_new_tokens=1), priority=3)
+        gate.opened.set()
         long.result(timeout_s=10), short.result(timeout_s=10)
         together = [step for step in gate.steps if long.number in step]
         assert len(together) == 18 and all(short.number in step for step in together)  # 120 / (8 - 1)
