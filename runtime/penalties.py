@@ -63,7 +63,7 @@ def _put(out: np.ndarray, at: np.ndarray, values: np.ndarray) -> None:
 def sample_adjusted(
     executor: Forward, logits: Logits, args: SampleArgs, adjustments: Seq[Adjustment]
 ) -> Sampled:
-    """As executor.sample, but for some rows, which are as they were when it returns or raises."""
+    """As executor.sample, but for some rows, which are as they were when it returns or raises EngineError."""
     at = np.array([a.row for a in adjustments])
     own = executor.download(logits[at])
     rows = [adjust(row, *a[1:]) for row, a in zip(own, adjustments, strict=True)]

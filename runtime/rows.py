@@ -22,8 +22,8 @@ Found = tuple[list[Sequence], Sampled]  # rows, by whose they are
 
 
 class Drawn(NamedTuple):
-    """Rows that were sampled, and whose each is. rows: those to take, in this order; before a row that is not
-    there comes a draft that was wrong."""
+    """Rows that were sampled, and whose each is. rows: those to take, in this order; left out are those that
+    come after a draft that was wrong."""
 
     seqs: list[Sequence]
     sampled: Sampled
@@ -99,7 +99,7 @@ class RowSampler:
             at, row = at + max(c.samples, len(c.sampled)), row + c.samples
         return found, accepted
 
-    def _part(self, places: list[Place], logits: Logits) -> tuple[list[Sequence], Sampled]:
+    def _part(self, places: list[Place], logits: Logits) -> Found:
         """Copies: they are gone when the next part is sampled."""
         seqs = [place.seq for place in places]
         rows = logits[np.array([place.row for place in places])]
@@ -207,7 +207,8 @@ def token_logprob(sampled: Sampled, row: int, width: int) -> TokenLogprob:
 
 
 def score_rows(executor: Executor, chunks: Seq[Chunk], logits: Logits) -> list[TokenLogprob]:
-    """The log-probability of each next prompt token. logits: in the order of the score ranges."""
+    """The log-probability of each next prompt token. logits: in the order of the score ranges.
+    Raises EngineError where a row has none."""
     ids = np.concatenate([c.seq.ids[c.score.start + 1 : c.score.stop + 1] for c in chunks])
     widths = [c.seq.request.sampling.prompt_logprobs or 0 for c in chunks for _ in c.score]
     logprobs = executor.logprobs(logits, ids)

@@ -219,6 +219,7 @@ class Scheduler:
         return Chunk(seq, count, score, int(seq.generates and seq.computed + count == seq.num_tokens))
 
     def _add_drafts(self, chunks: Seq[Chunk], wanted: Wanted) -> None:
+        """Lengthen chunks by drafts, the oldest request's first, and hold blocks for these."""
         left = min(self.limits.draft_rows, self.limits.max_step_tokens - sum([c.count for c in chunks]))
         ready = [chunk for chunk in chunks if chunk.may_draft] if left > 0 else []
         if not ready:

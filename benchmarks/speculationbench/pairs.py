@@ -6,7 +6,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import runtime
@@ -69,7 +69,7 @@ def measure(engine: Engine, workload: Workload, pairs: int, temperature: float =
     """A pair first that is not counted. Raises AssertionError where the outputs differ."""
     numbers = itertools.count()
     sampling = Sampling(max_new_tokens=workload.new_tokens, ignore_eos=True, temperature=temperature, seed=1)
-    plainly = Sampling(**{**_fields(sampling), "draft_tokens": 0})
+    plainly = replace(sampling, draft_tokens=0)
     _pair(engine, workload, sampling, plainly, False, numbers)
     before = Counts.of(engine.stats())
     found = [_pair(engine, workload, sampling, plainly, bool(i % 2), numbers) for i in range(pairs)]
@@ -102,7 +102,3 @@ def _run(engine: Engine, workload: Workload, sampling: Sampling, salt: str) -> R
         assert isinstance(completions, list)
         found += [completion.token_ids for completion in completions]
     return Run(time.perf_counter() - start, found)
-
-
-def _fields(sampling: Sampling) -> dict[str, Any]:
-    return {name: getattr(sampling, name) for name in sampling.__dataclass_fields__}

@@ -1,4 +1,4 @@
-"""What is asked for: chat prompts, a text to copy with a small change, random tokens, and sixteen at once."""
+"""What is asked for: chat prompts, versions of a text with small changes, random tokens, sixteen at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime import Engine
 
 DATA = Path(__file__).parents[2] / "tests" / "data" / "smollm2_greedy.json"
 TEXT = Path(__file__).parents[2] / "compiler" / "quantization" / "texts" / "heldout.txt"
-COPIED_WORDS, SIXTEEN = 110, 16
+COPIED_WORDS, BEGUN_WORDS, SIXTEEN = 90, 12, 16
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,20 @@ def chat(engine: Engine, new_tokens: int) -> Workload:
 
 
 def copy(engine: Engine, new_tokens: int) -> Workload:
-    """Prompts that end where the copy of a text has begun, so that any model goes on with it."""
-    words = TEXT.read_text().split()
+    """Prompts with two versions of a text, of which one word differs, that end where a third has begun. As
+    many tokens are asked for as the shortest rest has: a small model copies well what it saw twice."""
+    words, tokenizer = TEXT.read_text().split(), engine.tokenizer
+    assert tokenizer is not None
     prompts: list[Any] = []
+    rests: list[int] = []
     for start in range(0, 4 * COPIED_WORDS, COPIED_WORDS):
         text = " ".join(words[start : start + COPIED_WORDS])
         edited = text.replace(" the ", " this ", 1)
-        begun = " ".join(edited.split()[:12])
-        prompts.append(f"The text:\n{text}\n\nThe same text with one word changed:\n{begun}")
-    return Workload("copy", prompts, min(new_tokens, 128), at_least=2.5)
+        begun = " ".join(edited.split()[:BEGUN_WORDS])
+        versions = enumerate((text, edited, begun), 1)
+        prompts.append("\n\n".join(f"Version {number}:\n{version}" for number, version in versions))
+        rests.append(len(tokenizer.encode(edited[len(begun) :], add_special_tokens=False)))
+    return Workload("copy", prompts, min(new_tokens, *rests), at_least=2.5)
 
 
 def random(engine: Engine, new_tokens: int) -> Workload:
@@ -53,6 +58,7 @@ def random(engine: Engine, new_tokens: int) -> Workload:
 
 
 def sixteen(engine: Engine, new_tokens: int) -> Workload:
+    """The chat prompts at once, each two or three times."""
     chats = [*_chats(), *_chats(), *_chats()][:SIXTEEN]
     return Workload("sixteen", chats, new_tokens, at_once=True, at_least=0.95)
 

@@ -92,9 +92,9 @@ class DraftQuantizer(Quantizer):
         """The manifest's: how it is quantised, and how far it is from the model."""
         found = self.agreement
         error = None if found is None else report.divergence_entry(found, self._text)
-        named = {"weights": self.asked.weights, "group": self.decided.weights.group_size}
         return {
-            **named,
+            "weights": self.asked.weights,
+            "group": self.decided.weights.group_size,
             "algorithm": self.asked.algorithm,
             "activations": self.asked.activations,
             "error": error,

@@ -22,7 +22,10 @@ _TODO = "Give the artifact of a smaller model of the same family, or use 'lookup
 def open_engine(
     path: str, artifact: Artifact, options: Options, memory: MemoryPlan, verify: Verify
 ) -> EngineDrafter:
-    """Raises ArtifactError, and ResourceError where its tokens are others."""
+    """The drafter of an artifact at a path. memory: of the target, planned with it. verify: of its files.
+
+    Raises ArtifactError, and ResourceError where its tokens are others or the target is no CPU.
+    """
     if memory.draft is None or not memory.draft.blocks:
         what = f"the target {memory.target} takes no other artifact as its drafter"
         raise ResourceError(what, where=_where(path), todo="Load for the target cpu, or use 'lookup'")

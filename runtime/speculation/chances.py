@@ -33,10 +33,12 @@ class Counts:
             self.accepted[place] = self.accepted[place] * self.memory + (place < accepted)
 
     def forget(self, share: float) -> None:
+        """Have all so far weigh this share of what they do."""
         self.reached = [n * share for n in self.reached]
         self.accepted = [n * share for n in self.accepted]
 
     def share(self, place: int, prior: float, trust: float) -> float:
+        """Accepted drafts of all at a place, with `trust` more of which this share was accepted."""
         return (self.accepted[place] + trust * prior) / (self.reached[place] + trust)
 
 
@@ -72,6 +74,7 @@ class Chances:
         return found
 
     def forget(self, key: Hashable) -> None:
+        """A request that has finished; it may be unknown."""
         found = self._requests.pop(key, None)
         if found is not None:
             self._waiting = found.wait, found.interval
@@ -87,6 +90,7 @@ class Chances:
         return request.chances
 
     def learn(self, key: Hashable, drafted: int, accepted: int) -> None:
+        """Of `drafted` tokens in a row, one at least, the first `accepted` were right."""
         request = self.request(key)
         if request.probes:
             self._probed(request, accepted == drafted and self.of(request)[drafted - 1] < UNLIKELY)

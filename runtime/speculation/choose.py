@@ -26,6 +26,7 @@ def check_draft(draft: str | os.PathLike[str] | None) -> str | None:
 
 
 def check_acceptance(acceptance: Acceptance) -> Acceptance:
+    """Raises ResourceError where it is none."""
     if not isinstance(acceptance, str) or acceptance not in ("exact", "rejection"):
         what = f"acceptance = {shown(acceptance)}"
         raise ResourceError(what, where="load", todo="Use 'exact' or 'rejection'")

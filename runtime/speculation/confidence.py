@@ -11,20 +11,10 @@ from bisect import bisect_right
 
 from runtime.sequence import Sequence
 
-DEGREES = (
-    0.1,
-    0.2,
-    0.35,
-    0.5,
-    0.65,
-    0.8,
-    0.9,
-    0.96,
-    0.99,
-)  # probabilities; between two, drafts are alike
+DEGREES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99)  # probabilities; between two, drafts are alike
 TRUST = 8.0  # drafts that the probability itself weighs, beside those of its degree
 MEMORY = 0.99  # what an older draft weighs at each of its degree that comes after it
-USUAL = 0.75  # of the drafts to come
+USUAL = 0.75  # the chance of the draft to come, of which nothing is known yet
 
 
 class Confidence:

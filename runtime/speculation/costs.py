@@ -53,6 +53,7 @@ class Costs:
         return max(size.tokens for size in self._sizes.values())
 
     def learn(self, tokens: float, seconds: float) -> None:
+        """Of a step that ran, of one token at least."""
         size, seconds = self._sizes.get(_index(tokens)), max(seconds, TICK_S)
         self._told += 1
         if size is None:

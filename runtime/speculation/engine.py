@@ -74,7 +74,7 @@ class EngineDrafter:
         self.setup_s = 0.0
 
     def draft(self, chunks: Seq[Chunk], wanted: Seq[int]) -> Seq[int]:
-        """None for those whose prompts are not computed yet, or find no blocks."""
+        """0 for those whose prompts are not computed yet, or find no blocks."""
         self.setup_s = 0.0
         self.confidence.begin()
         orders = {chunk.seq.order for chunk in chunks}

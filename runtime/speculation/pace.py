@@ -23,8 +23,9 @@ from runtime.speculation.lengths import Prices, best, fitted
 
 COLD_DRAFTS, COLD_VERIFIED = 4, 8  # drafts of one request, at most, until so many were verified
 GROWTH = 1.5  # no step is larger than the largest so far by more than this, or by COLD_DRAFTS
-FRESH = 8, 128, 0.005  # steps with drafts before one goes without, to see what that takes: as many as have it
-# cost this share of the tokens, within bounds
+# Steps with drafts before one goes without, to see what that takes: the fewest, the most, and the share of
+# the tokens that it may cost between them.
+FRESH = 8, 128, 0.005
 DEPTH, LEAK = 1.0, 0.005  # plain steps that may be lost at once, and the share of a loss that a step forgets
 GAINED = 5.0  # plain steps of gain that count against later losses
 HOLD = 4  # steps of the same requests that lengths stay for
@@ -53,10 +54,8 @@ class Pace:
         self._target, self._drafter = Costs(), Costs()
         self._chances = Chances(most)
         self._balance_s = 0.0  # gained by drafts lately, or lost
-        self._since_plain, self._fresh = (
-            0,
-            FRESH[0],
-        )  # steps since the last without drafts, and until the next
+        self._since_plain = 0  # steps since the last without drafts
+        self._fresh = FRESH[0]  # of them, until the next goes without
         self._asked: tuple[Seq[Hashable], Seq[int], int, bool] | None = None
         self._held: list[int] = []  # what was found when that was asked first
         self._left = 0  # times to give it again

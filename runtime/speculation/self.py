@@ -24,7 +24,8 @@ from runtime.step import StepBuffers
 
 class SelfDrafter:
     """forward: of the draft, opened on the target's blocks, which its owner closes. limits: of its steps, a
-    token of each request. keeps: until the next drafts, the rows that these were drawn from."""
+    token of each request. keeps: whether the rows that drafts were drawn from, f32 [V] each, stay until the
+    next drafts, which distributions() needs."""
 
     name = "self"
     setup_s = 0.0
@@ -79,10 +80,11 @@ class SelfDrafter:
         return np.stack([distribution(row, seq, seq.num_tokens + i) for i, row in enumerate(rows)])
 
     def settle(self, seq: Sequence) -> None:
+        """Only what its sureness was worth: its keys and values were written over by the step."""
         self.confidence.settle(seq, seq.computed - seq.num_tokens)
 
     def forget(self, seq: Sequence) -> None:
-        """As above."""
+        """Nothing: what is kept of it goes with the next drafts."""
 
     def close(self) -> None:
         """The executor closes the forward."""

@@ -24,8 +24,9 @@ class Speculation:
     """Used by the engine's thread. A drafter that fails costs its drafts alone and, three times in a row, all
     that it might make later.
 
-    failures: how often it failed. stopped: why there are no more drafts, None while there are. verify_steps:
-    that had some. draft_s: seconds in the drafter. held: the step's chunks that have blocks for drafts.
+    total: what came of all drafts. failures: how often it failed. stopped: why there are no more drafts, None
+    while there are. verify_steps: that had some. draft_s: seconds in the drafter. held: the step's chunks
+    that have blocks for drafts.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Speculation:
 
     @property
     def speedup(self) -> float | None:
+        """Of all steps so far, see Pace; None where no draft was verified."""
         return self._pace.speedup if self.verify_steps else None
 
     def wanted(self, ready: Seq[Chunk], most: Seq[int], chunks: Seq[Chunk]) -> Seq[int]:

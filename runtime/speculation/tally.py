@@ -10,8 +10,8 @@ from runtime.completion import Drafts
 @dataclass(slots=True)
 class Tally:
     """Of one sample or of all. by_position: at each place of a draft how many were verified, and how many of
-    these were right, with all before. plain_s: seconds that its tokens would have
-    taken without drafts, as it is estimated, since the first draft; taken_s: that they took."""
+    these were right, with all before. plain_s: seconds that its tokens would have taken without drafts, as it
+    is estimated, since the first draft; taken_s: that they took."""
 
     by_position: list[list[int]] = field(default_factory=list[list[int]])
     plain_s: float = 0.0
@@ -30,7 +30,7 @@ class Tally:
         return tuple((drafted, accepted) for drafted, accepted in self.by_position)
 
     def add(self, drafted: int, accepted: int) -> None:
-        """Of one draft."""
+        """Of one draft of so many tokens, the first so many of them accepted."""
         while len(self.by_position) < drafted:
             self.by_position.append([0, 0])
         for place in range(drafted):

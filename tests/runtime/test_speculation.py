@@ -31,7 +31,6 @@ class Script:
 
     name = "script"
     setup_s = 0.0
-    setup_s = 0.0
 
     def __init__(self, propose: Callable[[Sequence, int], list[int]]) -> None:
         self._propose = propose
