@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from compiler.importers.onnx.context import Context, Held
+from compiler.importers.onnx.formula import axis, formula
 from compiler.importers.onnx.gather import rows
 from compiler.importers.onnx.shape import reshape, transpose, unsqueeze
 from compiler.importers.onnx.shape import sizes as known_sizes
@@ -56,8 +57,6 @@ def _mask_operand(c: Context, mask: Held, predicate: Any, length: Any) -> Any:
         mask = unsqueeze(c, mask, known_sizes([0]))
     if predicate is None:
         return c.tensor(mask)
-    from compiler.importers.onnx.formula import axis, formula
-
     causal = formula(DType.BOOL, (1, 1, length, length), axis(3) <= axis(2))
     if c.dtype(mask) is DType.BOOL:
         return c.tensor(c.pointwise("and", mask, causal))
@@ -106,7 +105,7 @@ def rotate(c: Context, x: Any, cos: Any, sin: Any, interleaved: int) -> Any:
     return c.op("rope", x, c.tensor(cos), c.tensor(sin), interleaved=bool(interleaved) or None)
 
 
-def angles(c: Context, table: Held, positions: Held | None, pairs: int = 0) -> Held:
+def angles(c: Context, table: Held, positions: Held | None) -> Held:
     """[1,S,P] of a table [max,P] at positions [1,S]; without positions the table is [1,S,P] already."""
     if positions is None:
         return table

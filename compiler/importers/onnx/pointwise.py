@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from compiler.importers.onnx.context import Context, Held, Known
-from compiler.importers.onnx.formula import Formula, formula
+from compiler.importers.onnx.formula import Formula, broadcast, formula
+from compiler.importers.onnx.shape import expand
 from compiler.importers.onnx.tensors import computed, element_type
 from compiler.importers.refused import ImportRefused
 from ir.graph import Scalar
@@ -124,9 +125,6 @@ def _where(c: Context, condition: Held, x: Held, y: Held) -> Held:
 
 def _shaped(c: Context, chosen: Held, *operands: Held) -> Held:
     """What was chosen, in the shape of all together."""
-    from compiler.importers.onnx.formula import broadcast
-    from compiler.importers.onnx.shape import expand
-
     return expand(c, chosen, broadcast([c.shape(o) for o in operands]))
 
 

@@ -19,6 +19,7 @@ LARGE = 2**31 - 1  # what exporters write for "to the end" is at least this
 
 
 def sizes(values: Sequence[Any]) -> Known:
+    """A vector of integers, or of expressions of S."""
     return Known(plain_array(np.array(list(values), object)))
 
 
@@ -213,7 +214,7 @@ def _concat(c: Context, *xs: Held, axis: int = 0) -> Held:
     if len(rest) == 1:
         return rest[0]
     if all(isinstance(x, Known) for x in rest):
-        return Known(plain_or_same([x.array for x in rest], number))  # type: ignore[union-attr]
+        return Known(_concatenated([x.array for x in rest], number))  # type: ignore[union-attr]
     parts = [c.as_formula(x) for x in rest]
     if all(p is not None for p in parts):
         return _joined(parts, number)  # type: ignore[arg-type]
@@ -221,7 +222,7 @@ def _concat(c: Context, *xs: Held, axis: int = 0) -> Held:
     return c.op("concat", *(c.tensor(x, dtype) for x in rest), axis=number)
 
 
-def plain_or_same(arrays: Sequence[Any], number: int) -> Any:
+def _concatenated(arrays: Sequence[Any], number: int) -> Any:
     found = np.concatenate(arrays, number)
     return plain_array(found) if found.dtype == object else found
 

@@ -75,7 +75,7 @@ def stored_tensor(tensor: Any, directory: Path, where: str) -> Stored:
     shape = _shape(tensor, where)
     kind = Tensor(element_type(tensor.data_type, where), shape)
     num_bytes = prod(shape) * kind.dtype.size_bytes
-    if tensor.data_location == 1:
+    if tensor.data_location == 1:  # EXTERNAL
         return _external(tensor, kind, num_bytes, directory, where)
     if tensor.HasField("raw_data"):
         if len(tensor.raw_data) != num_bytes:

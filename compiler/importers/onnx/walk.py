@@ -133,7 +133,7 @@ class Walk:
         if attribute.ref_attr_name:
             return given.get(attribute.ref_attr_name)
         kind = attribute.type
-        if kind == 4:
+        if kind == 4:  # of AttributeProto: a tensor; 3: a string; 6 and 7: lists
             return Known(self.small(attribute.t))
         if kind == 3:
             return attribute.s.decode("utf-8", "replace")
