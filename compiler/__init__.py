@@ -41,7 +41,8 @@ def compile(
 ) -> Path:
     """Compile a checkpoint into the artifact directory `out` and return its path.
 
-    source: a Hugging Face directory, a GGUF file, a torch.nn.Module or an exported program. target: what it
+    source: a Hugging Face directory, a GGUF or ONNX file, a torch.nn.Module (a torch.fx.GraphModule too) or
+    an exported program. target: what it
     will run on, one or several of cpu, cuda:sm_80, cuda:sm_90, cuda:sm_100, hip:gfx942 and
     triton-interpret; no GPU is needed to compile for one. dtype: of what linears multiply and of the KV
     cache, f32 or bf16; sums are f32. Default bf16 where all targets are GPUs, else f32. max_context: the

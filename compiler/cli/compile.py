@@ -26,7 +26,7 @@ _QUANTISATION = "Quantisation"
 
 def command(
     source: Annotated[
-        Path, typer.Argument(help="A Hugging Face directory or a GGUF file, quantised or not.")
+        Path, typer.Argument(help="A Hugging Face directory, or a GGUF or ONNX file, quantised or not.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The artifact to write, NAME.octavo.")],
     target: Annotated[
@@ -193,6 +193,8 @@ def command(
     octavo compile ./model -o model.octavo --quantize int4 --keep 'model.layers.0.*=int8,*.down_proj'
 
     octavo compile model.Q4_K_M.gguf -o model.octavo --quantize own
+
+    octavo compile model.onnx -o model.octavo --max-context 4096
 
     octavo compile ./model -o model.octavo --draft self:int4
 

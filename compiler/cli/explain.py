@@ -16,8 +16,8 @@ def command(
     source: Annotated[
         str,
         typer.Argument(
-            help="A Hugging Face directory (its config.json is enough), a GGUF file, an artifact "
-            "NAME.octavo, or a graph as text, NAME.ir."
+            help="A Hugging Face directory (its config.json is enough), a GGUF or ONNX file, an "
+            "artifact NAME.octavo, or a graph as text, NAME.ir."
         ),
     ],
     layer: Annotated[
