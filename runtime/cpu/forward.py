@@ -93,10 +93,11 @@ class CpuForward:
         engine = self._library.octavo_open(pointers(addresses), len(addresses), threads)
         if not engine:
             self._weights.close()
+            fewer = f", use fewer than {threads} threads" if threads > 1 else ""
             raise ResourceError(
                 "the compiled code could not start",
                 where=self.kernel.file,
-                todo=f"Check memory, or use fewer than {threads} threads",
+                todo=f"Check memory{fewer}, or compile the model again",
             )
         return engine
 

@@ -182,9 +182,18 @@ def test_a_failed_forward_fails_its_request_alone(artifact):
 
 
 def test_a_library_that_cannot_start_is_refused(artifact):
-    with pytest.raises(ResourceError, match="could not start"):
+    with pytest.raises(ResourceError, match="could not start.* use fewer than 77 threads"):
         runtime.load(artifact, threads=77)
     assert runtime.generate(artifact, PROMPTS[0], Sampling(max_new_tokens=1))
+
+
+def test_one_thread_is_not_told_to_use_fewer(artifact, tmp_path):
+    files = {name: (artifact / name).read_bytes() for name in made.default_files()}
+    raw = made.manifest(files)
+    raw["targets"]["cpu"]["weight_order"] = ["w0"]  # of two that the library reads
+    with pytest.raises(ResourceError) as refused:
+        runtime.load(made.write(tmp_path / "lacks.octavo", files, raw), threads=1)
+    assert refused.value.todo == "Check memory, or compile the model again"
 
 
 def test_what_is_no_library_is_refused(tmp_path):
