@@ -15,7 +15,8 @@ from dataclasses import dataclass
 EXACT = 16  # sizes up to this are kept apart, larger ones in groups a twelfth wide
 SPEED_RATE, TIME_RATE = 0.15, 0.05  # how fast a new time moves what is common, and what its own size took
 TICK_S = 1e-9  # what a step takes at least: a clock may show none
-OUTLIER = 2.0  # one time moves them as if it were at most so many times what was expected, or so little
+OUTLIER = 1.15  # one time moves them as if it were at most so many times what was expected, or as much less:
+# slow steps are far slower than fast ones are faster, and say little of the others
 NEAR = 0.1  # sizes that differ by this share count half as much in a size's line
 SLOPE = 0.04  # of a step's time that a token more takes, until sizes differ enough to tell
 TRUST = 2.0  # what that weighs: squared distances in tokens of steps from their mean
@@ -60,7 +61,7 @@ class Costs:
             self._sizes[_index(tokens)] = Size(tokens, seconds / self._speed)
             self._at = []
             return
-        off = min(max(seconds / (size.time_s * self._speed), 1 / OUTLIER), OUTLIER) - 1
+        off = min(max(seconds / (size.time_s * self._speed), 2 - OUTLIER), OUTLIER) - 1
         size.count, size.weight = size.count + 1, min(size.weight + 1, 1 / TIME_RATE)
         size.tokens += (tokens - size.tokens) / size.count
         size.time_s *= 1 + off * max(TIME_RATE, 1 / size.count)

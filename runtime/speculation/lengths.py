@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from runtime.speculation.costs import Costs
 
 LEAST_CHANCES = (0.0, 0.2, 0.35, 0.5, 0.6, 0.7, 0.8, 0.9)  # below which no draft is made, in turn
-WORTH = 1.02  # tokens per second, beside those without drafts, from which it is worth it
+WORTH, WORTH_MANY, MANY = 1.1, 1.5, 8  # tokens per second beside those without drafts, from which it is worth
+# it: below, it may be an error of the times. Steps of more than MANY requests are mostly bound by arithmetic.
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,12 @@ class Prices:
         return self.drafter.at(requests) if self.drafter else self.share * self.target.at(samples)
 
 
+def least_gain(samples: int) -> float:
+    """Tokens per second beside those without drafts, from which drafts are worth it in a step that gives so
+    many tokens."""
+    return WORTH if samples <= MANY else WORTH_MANY
+
+
 def best(chances: Seq[Seq[float]], samples: int, tokens: int, prices: Prices) -> tuple[list[int], float]:
     """The lengths, and what they give beside none: tokens per second over tokens per second.
 
@@ -43,7 +50,7 @@ def best(chances: Seq[Seq[float]], samples: int, tokens: int, prices: Prices) ->
     Tried are all depths, each with the drafts whose chances are above one bound or another.
     """
     plain = samples / prices.step_s(samples, tokens, 0)
-    lengths, top = [0] * len(chances), plain * WORTH
+    lengths, top = [0] * len(chances), plain * least_gain(samples)
     for least in LEAST_CHANCES if len(chances) > 1 else (0.0,):
         for found, rate in _deeper(chances, least, samples, tokens, prices):
             if rate > top:
