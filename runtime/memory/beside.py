@@ -14,7 +14,7 @@ from runtime.kv.budget import Budget, plan_blocks
 from runtime.limits import Limits
 from runtime.manifest import KVGroup
 from runtime.memory.options import Options
-from runtime.memory.plan import DraftMemory, MemoryPlan
+from runtime.memory.plan import DraftMemory, GroupMemory, MemoryPlan
 
 Planned = Callable[[Options, DraftMemory], MemoryPlan]
 
@@ -30,8 +30,7 @@ def plan_beside(drafter: Artifact, options: Options, planned: Planned) -> Memory
     alone = _without_blocks(drafter, options)
     plan, budget = planned(options, alone), options.budget
     if budget.blocks is None and budget.num_bytes is None and plan.kv_budget is not None:
-        own = sum(group.block_bytes / group.block for group in plan.groups if not group.tail)
-        others = _token_bytes(drafter.manifest.kv_groups)
+        own, others = _token_bytes(plan.groups), _token_bytes(drafter.manifest.kv_groups)
         part = Budget(num_bytes=int(plan.kv_budget * own / max(1.0, own + others)))
         plan = planned(replace(options, budget=part), alone)
     tokens = min([group.blocks * group.block for group in plan.groups if not group.tail], default=0)
@@ -58,6 +57,6 @@ def _with_blocks(drafter: Artifact, alone: DraftMemory, limits: Limits, tokens: 
     return replace(alone, kv_bytes=kv_bytes, blocks=blocks)
 
 
-def _token_bytes(groups: Sequence[KVGroup]) -> float:
+def _token_bytes(groups: Sequence[KVGroup | GroupMemory]) -> float:
     """Of a token that all groups keep, in whole blocks."""
     return sum(group.block_bytes / group.block for group in groups if not group.tail)

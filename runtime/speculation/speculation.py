@@ -39,6 +39,7 @@ class Speculation:
     ) -> None:
         self.acceptance: Acceptance = acceptance
         self.drafter, self.total = drafter, Tally()
+        self._confidence = drafter.confidence if isinstance(drafter, ConfidentDrafter) else None
         self.failures, self.verify_steps, self.draft_s = 0, 0, 0.0
         self.stopped: str | None = None
         self._pace, self._vocab_size, self._log = pace, vocab_size, log
@@ -123,8 +124,8 @@ class Speculation:
 
     def _draft(self, chunks: Seq[Chunk], samples: int) -> None:
         """samples: of the step without drafts."""
-        if isinstance(self.drafter, ConfidentDrafter):
-            self.drafter.confidence.least = self._pace.least_chance(samples, len(chunks))
+        if self._confidence is not None:
+            self._confidence.least = self._pace.least_chance(samples, len(chunks))
         wanted = [chunk.drafts for chunk in chunks]
         counts = self.drafter.draft(chunks, wanted)
         for chunk, count, most in zip(chunks, counts, wanted, strict=True):

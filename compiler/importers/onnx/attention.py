@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from compiler.importers.onnx.context import Context, Held
+from compiler.importers.onnx.context import Context, Convert, Held
 from compiler.importers.onnx.formula import axis, formula
 from compiler.importers.onnx.gather import rows
 from compiler.importers.onnx.shape import reshape, transpose, unsqueeze
@@ -14,8 +13,6 @@ from compiler.importers.refused import ImportRefused
 from ir.dims import normalize
 from ir.predicates import CAUSAL
 from ir.types import DType
-
-Convert = Callable[..., Any]
 
 
 def heads(c: Context, x: Held, count: int) -> Any:

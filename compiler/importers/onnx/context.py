@@ -38,6 +38,8 @@ MAX_KNOWN = 1 << 16  # elements of an array that is computed now
 INT32_LIMIT = 2**31
 _NUMPY = {np.dtype(d.numpy): d for d in DType if d.bits >= 8}
 
+Convert = Callable[..., Any]  # of an op: a context, operands and attributes to its results
+
 
 @dataclass(frozen=True)
 class Known:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import sympy
 
-from compiler.importers.onnx.context import Context, Held, Known, plain_array
+from compiler.importers.onnx.context import Context, Convert, Held, Known, plain_array
 from compiler.importers.onnx.formula import Formula, axis, formula, moved
 from compiler.importers.onnx.shape import cut, reshape
 from compiler.importers.refused import ImportRefused
 from ir.types import DType
-
-Convert = Callable[..., Any]
 
 
 def _gather(c: Context, x: Held, index: Held, *, axis: int = 0) -> Held:

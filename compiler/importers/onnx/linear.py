@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from compiler.importers.onnx.context import Context, Held
+from compiler.importers.onnx.context import Context, Convert, Held
 from compiler.importers.onnx.shape import transpose
 from compiler.importers.refused import ImportRefused
 from ir.graph import Scalar
 from ir.types import DType
-
-Convert = Callable[..., Any]
 
 
 def product(c: Context, x: Held, y: Held) -> Any:

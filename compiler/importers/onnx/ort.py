@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from compiler.importers.onnx.attention import angles, attend, heads, joined, rotate
-from compiler.importers.onnx.context import Context, Held
+from compiler.importers.onnx.context import Context, Convert, Held
 from compiler.importers.onnx.formula import axis, formula
 from compiler.importers.onnx.shape import transpose
 from compiler.importers.refused import ImportRefused
 from ir.predicates import CAUSAL, window
 from ir.types import DType
-
-Convert = Callable[..., Any]
 
 
 def _packed(c: Context, x: Held, counts: tuple[int, ...]) -> tuple[Any, Any, Any]:

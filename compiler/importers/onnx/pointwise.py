@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from compiler.importers.onnx.context import Context, Held, Known
+from compiler.importers.onnx.context import Context, Convert, Held, Known
 from compiler.importers.onnx.formula import Formula, broadcast, formula
 from compiler.importers.onnx.shape import expand
 from compiler.importers.onnx.tensors import computed, element_type
 from compiler.importers.refused import ImportRefused
 from ir.graph import Scalar
 from ir.types import DType
-
-Convert = Callable[..., Any]
 
 
 def _same(kind: str) -> Convert:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from compiler.importers.onnx.context import Context, Held
+from compiler.importers.onnx.context import Context, Convert, Held
 from compiler.importers.onnx.gather import rows
 from compiler.importers.quantized.matrix import CODES, SCALE, Grid, within
 from compiler.importers.quantized.packing import signed
@@ -23,7 +23,6 @@ from compiler.weights import Array
 from ir.graph import Weight
 from ir.types import DType, Tensor
 
-Convert = Callable[..., Any]
 Read = Callable[[], Array]
 _SCALES = (DType.F32, DType.F16, DType.BF16)
 

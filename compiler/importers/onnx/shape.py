@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import sympy
 
-from compiler.importers.onnx.context import MAX_KNOWN, Context, Held, Known, plain_array
+from compiler.importers.onnx.context import MAX_KNOWN, Context, Convert, Held, Known, plain_array
 from compiler.importers.onnx.formula import Formula, at, axis, formula, moved
 from compiler.importers.refused import ImportRefused
 from ir.dims import Dim, normalize, product
 from ir.types import DType
 
-Convert = Callable[..., Any]
 LARGE = 2**31 - 1  # what exporters write for "to the end" is at least this
 
 
