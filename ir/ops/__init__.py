@@ -1,6 +1,6 @@
 """The op table: every op kind, declared once."""
 
-from ir.ops import attention, linear, pointwise, quantize, reduce, shape
+from ir.ops import attention, choose, experts, linear, pointwise, quantize, reduce, shape
 from ir.ops.base import ANNOTATIONS, REQUIRED, Call, InferError, OpDef, RefCall
 
 OPS: dict[str, OpDef] = {
@@ -9,8 +9,10 @@ OPS: dict[str, OpDef] = {
         *pointwise.OPS,
         *shape.OPS,
         *reduce.OPS,
+        *choose.OPS,
         *linear.OPS,
         *quantize.OPS,
+        *experts.OPS,
         *attention.OPS,
     )  # fmt: skip
 }

@@ -29,7 +29,7 @@ def _matmul(call: Call) -> tuple[Type, ...]:
     return (Tensor(call.floats(), (*batch, x.shape[-2], y.shape[-1])),)
 
 
-def _check_floats(call: Call) -> None:
+def check_floats(call: Call) -> None:
     """Operands may differ in float type: they are widened. The result has the first one's, or `dtype`."""
     for index, given in enumerate(call.types):
         if given is not None and not call.tensor(index).dtype.is_float:
@@ -37,7 +37,7 @@ def _check_floats(call: Call) -> None:
 
 
 def _linear(call: Call) -> tuple[Type, ...]:
-    _check_floats(call)
+    check_floats(call)
     return linear_shape(call, call.tensor(0), call.tensor(1), call.optional(2), call.optional(3))
 
 
@@ -64,7 +64,7 @@ def linear_shape(
 def _norm(call: Call) -> tuple[Type, ...]:
     x, rank = call.tensor(0), call.integer("rank", 1)
     call.number("eps")
-    _check_floats(call)
+    check_floats(call)
     if rank > x.rank:
         call.fail(f"rank {rank} is not in 1..{x.rank}")
     for index in range(1, len(call.types)):
@@ -77,7 +77,7 @@ def _norm(call: Call) -> tuple[Type, ...]:
 def _rope(call: Call) -> tuple[Type, ...]:
     x, cos, sin, offset = call.tensor(0), call.tensor(1), call.tensor(2), call.integer("offset")
     call.flag("interleaved")
-    _check_floats(call)
+    check_floats(call)
     if x.rank < 1 or cos.rank < 1 or cos != sin:
         call.fail(f"x {list(x.shape)}, cos {list(cos.shape)} and sin {list(sin.shape)} do not fit")
     width, pairs = x.shape[-1], cos.shape[-1]
@@ -145,13 +145,13 @@ def _rope_reference(call: RefCall) -> tuple[Array]:
     return (out,)
 
 
-_LINEAR = {"activation": "none", "gated": False, "dtype": None}
+LINEAR_ATTRS = {"activation": "none", "gated": False, "dtype": None}
 _NORM = {"eps": REQUIRED, "rank": 1, "dtype": None}
 
 OPS: tuple[OpDef, ...] = (
     OpDef("embed", ("ids", "w"), _embed, _embed_reference, {"dtype": None}),
     OpDef("matmul", ("x", "y"), _matmul, lambda c: (np.matmul(c.args[0], c.args[1]),)),
-    OpDef("linear", ("x", "w", "b?", "residual?"), _linear, linear_reference, _LINEAR),
+    OpDef("linear", ("x", "w", "b?", "residual?"), _linear, linear_reference, LINEAR_ATTRS),
     OpDef("rms_norm", ("x", "w?"), _norm, _rms_norm_reference, _NORM),
     OpDef("layer_norm", ("x", "w?", "b?"), _norm, _layer_norm_reference, _NORM),
     OpDef("rope", ("x", "cos", "sin"), _rope, _rope_reference, {"interleaved": False, "offset": 0}),

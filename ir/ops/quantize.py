@@ -98,12 +98,20 @@ def _qembed(call: Call) -> tuple[Type, ...]:
     return (Tensor(call.float_dtype(DType.F32), (*ids.shape, q.shape[1])),)
 
 
-def _qlinear(call: Call) -> tuple[Type, ...]:
-    x, q = call.tensor(0), _check_codes(call, 1)
+def check_qlinear(call: Call) -> Tensor:
+    """The codes of a linear's matrix. Raises InferError where they, x, or how it is quantised, do not fit."""
+    q = _check_codes(call, 1)
+    if not call.tensor(0).dtype.is_float:
+        call.fail(f"needs a float operand, not {call.tensor(0).dtype}")
     if call.attrs["x_dtype"] is not None:
         _code_dtype(call, "x_dtype", DYNAMIC)
     call.integer("x_group_size")
-    return linear_shape(call, x, q, call.optional(5), call.optional(6))
+    return q
+
+
+def _qlinear(call: Call) -> tuple[Type, ...]:
+    q = check_qlinear(call)
+    return linear_shape(call, call.tensor(0), q, call.optional(5), call.optional(6))
 
 
 def expand(per_group: Array, size: int, group_size: int) -> Array:
@@ -209,7 +217,8 @@ def _qembed_reference(call: RefCall) -> tuple[Array]:
     return (_matrix(picked, 0),)
 
 
-def _qlinear_reference(call: RefCall) -> tuple[Array]:
+def qlinear_reference(call: RefCall) -> tuple[Array]:
+    """Of x, q, scale and, where given, zero, offset, bias and residual."""
     x, kind, size = call.args[0], call.attrs["x_dtype"], call.attrs["x_group_size"]
     if kind is not None:
         codes, scale = quantize_dynamic(x, DType(kind), size, DType.F32, call.float_type)
@@ -219,7 +228,7 @@ def _qlinear_reference(call: RefCall) -> tuple[Array]:
 
 
 _CODES = {"group_size": REQUIRED, "zero": 0, "dtype": None}
-_EPILOGUE = {"activation": "none", "gated": False, "x_dtype": None, "x_group_size": 32}
+QLINEAR_ATTRS = {**_CODES, "activation": "none", "gated": False, "x_dtype": None, "x_group_size": 32}
 
 OPS: tuple[OpDef, ...] = (
     OpDef(
@@ -235,7 +244,7 @@ OPS: tuple[OpDef, ...] = (
     ),
     OpDef("qembed", ("ids", "q", "scale", "zero?", "offset?"), _qembed, _qembed_reference, _CODES),
     OpDef(
-        "qlinear", ("x", "q", "scale", "zero?", "offset?", "b?", "residual?"), _qlinear, _qlinear_reference,
-        {**_CODES, **_EPILOGUE},
+        "qlinear", ("x", "q", "scale", "zero?", "offset?", "b?", "residual?"), _qlinear, qlinear_reference,
+        QLINEAR_ATTRS,
     ),
 )  # fmt: skip

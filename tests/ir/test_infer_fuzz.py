@@ -53,6 +53,8 @@ LIKELY_ATTRS: dict[str, st.SearchStrategy[Any]] = {
     "activation": st.sampled_from(["none", "silu", "what"]),
     "gated": st.booleans(),
     "groups": st.integers(0, 3),
+    "k": st.integers(0, 4),
+    "num_experts": st.integers(0, 3),
     "padding": st.integers(0, 3),
     "offset": st.integers(-1, 3),
     "start": LIKELY_SIZES,
