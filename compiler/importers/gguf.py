@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from compiler.importers.choose import instantiate
 from compiler.importers.export import quiet
 from compiler.importers.gguf_header import check_header
-from compiler.importers.huggingface import convert_tokenizer, import_model, instantiate
+from compiler.importers.huggingface import import_model
 from compiler.importers.model import Imported
 from compiler.importers.quantized.gguf import FORMATS, GgufMatrix
 from compiler.importers.refused import OTHER_FILE, ImportRefused, one_line
+from compiler.importers.tokenizer import convert_tokenizer
 from compiler.weights import BELONG, Array, WeightError
 from ir.types import DType, Tensor
 from runtime.errors import shown

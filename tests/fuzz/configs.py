@@ -118,7 +118,7 @@ def _check_causes(error: BaseException) -> None:
         cause = cause.__cause__ or cause.__context__
 
 
-_READERS = ("huggingface", "config_limits", "freeze")
+_READERS = ("huggingface", "configuration", "choose", "stored_names", "config_limits", "freeze")
 FUZZERS = (
     Fuzzer(
         "config",

@@ -15,7 +15,8 @@ import compiler
 from compiler.errors import CompileError
 from compiler.importers.bounded import MAX_OPS, Bounded
 from compiler.importers.config_limits import check_numbers
-from compiler.importers.huggingface import config_context, load_directory
+from compiler.importers.configuration import config_context
+from compiler.importers.huggingface import load_directory
 from compiler.importers.refused import ImportRefused
 from compiler.survey import survey
 from runtime.errors import ArtifactError

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from compiler.files import check_links
-from compiler.importers.huggingface import read_json, token_ids, tokenizer_files
+from compiler.importers.configuration import read_json, token_ids
 from compiler.importers.model import MAX_CONTEXT
+from compiler.importers.tokenizer import tokenizer_files
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx", "context_length")
 

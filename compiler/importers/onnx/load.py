@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from compiler.importers.huggingface import inside
+from compiler.importers.configuration import inside
 from compiler.importers.model import Imported, ModelInfo
 from compiler.importers.onnx.beside import Beside
 from compiler.importers.onnx.context import Held, Known, Shared
