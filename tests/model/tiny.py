@@ -113,7 +113,7 @@ def save(name: str, directory: Path) -> Path:
     return directory
 
 
-def compiled(source: Any, out: Path, **options: Any) -> Path:
+def compiled(source: Any, out: Path, max_context: int = CONTEXT, **options: Any) -> Path:
     """An artifact for one ISA level, its C++ built without -O3: in half the time, and it runs for a moment.
 
     tests/codegen runs every kernel as it is built for users, test_schedules and test_greedy whole models.
@@ -121,7 +121,7 @@ def compiled(source: Any, out: Path, **options: Any) -> Path:
     build: Any = import_module("codegen.cpp.build")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "FLAGS", [flag for flag in build.FLAGS if flag != "-O3"])
-        return compiler.compile(source, out, max_context=CONTEXT, isa=ISA, **options)
+        return compiler.compile(source, out, max_context=max_context, isa=ISA, **options)
 
 
 Mask = Callable[[int, torch.device], torch.Tensor]  # length -> [S, S], true where a query must not look
