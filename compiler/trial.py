@@ -136,11 +136,11 @@ def logits_of(artifact: Artifact, target: str) -> Array:
 
 
 def open_executor(artifact: Artifact, target: str, limits: Limits, num_blocks: Sequence[int]) -> Executor:
-    """A target's executor in this process. Raises ResourceError where the machine lacks what it needs."""
-    if target == "cpu":
-        return CpuExecutor(artifact, limits, num_blocks, threads=2)
-    if target == DRAFT:
-        return CpuExecutor(artifact, limits, num_blocks, threads=2, compiled=artifact.draft())
+    """A target's executor in this process, for a few steps. Raises ResourceError where the machine lacks what
+    it needs."""
+    if target in HERE:
+        draft = artifact.draft() if target == DRAFT else None
+        return CpuExecutor(artifact, limits, num_blocks, threads=2, compiled=draft, move_weights=False)
     device, compiled = open_target(artifact, cast(GpuTarget, artifact.target(target)))
     return GpuExecutor(device, compiled, limits, num_blocks)
 

@@ -24,7 +24,8 @@ class CpuExecutor(CpuForward):
 
     swap_blocks: places for preempted requests' blocks, see runtime.kv.budget.swap_places. draft: the forward
     of the artifact's own draft on the same pools, for steps of a token of each request; None: it was not
-    asked for. compiled: the artifact's draft, to run it in place of the target.
+    asked for. compiled: the artifact's draft, to run it in place of the target. move_weights: to huge pages,
+    in a copy that takes as much memory as they do; not worth it for a few steps.
     """
 
     target = "cpu"
@@ -40,6 +41,7 @@ class CpuExecutor(CpuForward):
         swap_blocks: int = 0,
         draft: bool = False,
         compiled: CpuTarget | None = None,
+        move_weights: bool = True,
     ) -> None:
         groups, target = artifact.manifest.kv_groups, compiled or artifact.cpu
         kernel = artifact.kernel(isa, target)
@@ -60,7 +62,7 @@ class CpuExecutor(CpuForward):
             raise
         taken = sum(array.nbytes for array in (*pools, *self._places))
         for forward in (self, self.draft):
-            if forward is not None:
+            if forward is not None and move_weights:
                 forward.move_weights(taken)
 
     def copy_blocks(self, group: int, pairs: np.ndarray) -> None:

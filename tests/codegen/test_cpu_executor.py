@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import runtime
+from compiler.trial import open_executor
 from runtime import ArtifactError, EngineError, ResourceError, Sampling, machine
 from runtime.artifact import Artifact
 from runtime.cpu.executor import CpuExecutor
@@ -157,6 +158,13 @@ def test_a_large_file_stays_mapped(artifact, monkeypatch):
     monkeypatch.setattr(machine, "free_memory", lambda: 2 * size)
     executor = CpuExecutor(Artifact.open(artifact), Limits(16, 2, 2), [2], threads=1)
     assert not executor._mover.is_alive()
+    executor.close()
+
+
+def test_a_compiles_trial_copies_no_weights(artifact, monkeypatch):
+    monkeypatch.setattr(machine, "has_huge_pages", lambda: True)
+    executor = open_executor(Artifact.open(artifact), "cpu", Limits(16, 2, 2), [2])
+    assert executor._mover.ident is None  # never started
     executor.close()
 
 
