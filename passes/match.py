@@ -52,6 +52,11 @@ def operand(op: Op, index: int) -> Arg:
     return op.args[index] if index < len(op.args) else None
 
 
+def operand_named(op: Op, name: str) -> Arg:
+    """The operand that the op's declaration calls `name`, None where it is absent."""
+    return operand(op, [n.rstrip("?*") for n in OPS[op.kind].operands].index(name))
+
+
 def attribute(op: Op, name: str) -> Any:
     """An attribute, or its default."""
     return OPS[op.kind].complete(op.attrs)[name]
