@@ -17,6 +17,7 @@ from ir.graph import Graph, Op, Value
 from ir.ops import OPS
 from ir.types import DType, Tensor
 from passes.base import Pass, PassError, Result
+from passes.paging import experts
 from passes.paging.groups import plan_groups
 from passes.paging.layout import R, T, layout_of
 from passes.paging.lowering import Lowering, Placed
@@ -106,7 +107,7 @@ def _lower(low: Lowering, op: Op) -> None:
     for name, attr in op.attrs.items():
         if name not in SIZES and "S" in free_names(attr):
             low.refuse(op, f"its {name} is computed from the sequence length ({attr})")
-    rule = RULES.get(op.kind, pointwise if OPS[op.kind].pointwise else None)
+    rule = experts.RULES.get(op.kind) or RULES.get(op.kind, pointwise if OPS[op.kind].pointwise else None)
     if rule is None:
         low.refuse(op, f"{op.kind} mixes tokens, or there is no proof that it does not")
     rule(low, op)

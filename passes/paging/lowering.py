@@ -79,7 +79,8 @@ class Lowering:
         found = layouts or (self.result_layout(op),)
         shaped = [self.shaped(op, v, lay.paged) for v, lay in zip(values, found, strict=True)]
         last = self.builder.ops[-1] if self.builder.ops else None
-        if last is not None and list(last.outs) == shaped:
+        unnamed = last is not None and not any(o.name in self.placed for o in last.outs)
+        if last is not None and unnamed and list(last.outs) == shaped:
             outs = tuple(Value(old.name, new.type) for old, new in zip(op.outs, last.outs, strict=True))
             self.builder.ops[-1] = replace(last, outs=outs)
             shaped = list(outs)
