@@ -14,11 +14,12 @@ from ir.graph import Arg, Graph, Op, Value, Weight
 from ir.ops import InferError
 from ir.types import DType, Type
 from passes.base import BF16_ERROR, Pass, Result
+from passes.linears import LINEARS
 from passes.match import dtype as dtype_of
 from passes.match import tensor
 from passes.rows_of import code_format
 
-_MATRIX_OPS = ("linear", "embed")  # their operand 1 is the matrix
+_MATRIX_OPS = (*LINEARS, "embed")  # their operand 1 is the matrix
 _NARROW = (DType.F16, DType.BF16)
 
 

@@ -19,6 +19,8 @@ from passes.match import dtype
 _MAKERS = (
     "linear",
     "qlinear",
+    "moe_linear",
+    "qmoe_linear",
     "rms_norm",
     "layer_norm",
     "paged_attention",

@@ -14,7 +14,8 @@ from ir.graph import Arg, Graph, Op, Value
 from ir.rewrite import Miss, Replacement, Rule, View, rewrite
 from ir.types import KV, TOKEN, Stream
 from passes.base import Pass, Result, result
-from passes.match import attribute, dtype, operand
+from passes.linears import CODED, LINEARS, bias_of, experts_of, residual_of
+from passes.match import attribute, dtype
 from passes.rows_of import NUM_PARTS, dequantize_of, part_of
 
 
@@ -30,8 +31,12 @@ def _linear(op: Op, view: View) -> Replacement | Miss | None:
         return _why_not(op, view)
     x, x_attrs = _input(op, view)
     parts = [part_of(view, op.args[1], i) for i in range(NUM_PARTS)]
-    args = trim([x, *parts, operand(op, 2), operand(op, 3)])
-    return view.op("qlinear", *args, **{**op.attrs, **x_attrs, **_grid(codes), "dtype": str(dtype(op.out))})
+    experts = experts_of(op)
+    if experts is not None:
+        parts.insert(2, experts)
+    args = trim([x, *parts, bias_of(op), residual_of(op)])
+    attrs = {**op.attrs, **x_attrs, **_grid(codes), "dtype": str(dtype(op.out))}
+    return view.op(CODED[op.kind], *args, **attrs)
 
 
 def _why_not(op: Op, view: View) -> Miss | None:
@@ -89,7 +94,7 @@ def _exact(view: View, arg: Arg, stream: Stream) -> Arg:
 
 
 RULES = (
-    Rule("fuse dequantize", ("linear",), _linear),
+    Rule("fuse dequantize", LINEARS, _linear),
     Rule("fuse dequantize", ("embed",), _embed),
     Rule("fuse quantize", ("kv_write",), _kv_write),
 )

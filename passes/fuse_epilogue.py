@@ -7,13 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from ir.graph import Arg, Graph, Op, Value
 from ir.rewrite import Miss, Replacement, Rule, View, rewrite
 from passes.base import Pass, Result, result
 from passes.canonical.linears import add_bias
-from passes.match import ACTIVATION_KINDS, Lanes, attribute, dtype, is_constant, lanes, operand, orders, shape
+from passes.linears import LINEARS, bias_of, residual_of
+from passes.match import (
+    ACTIVATION_KINDS,
+    Lanes,
+    attribute,
+    dtype,
+    is_constant,
+    lanes,
+    last_axis,
+    operand,
+    orders,
+    shape,
+)
 
 _ACTIVATION, _GATE, _RESIDUAL = "activation", "gate", "residual"
 
@@ -26,7 +38,7 @@ class FuseEpilogue(Pass):
 
 def _bare(linear: Op) -> str:
     """Why nothing more can be folded before a linear's residual; "" if something can."""
-    if operand(linear, 3) is not None:
+    if residual_of(linear) is not None:
         return "the linear adds a residual already"
     if attribute(linear, "activation") != "none" or attribute(linear, "gated"):
         return "the linear has an activation already"
@@ -34,7 +46,7 @@ def _bare(linear: Op) -> str:
 
 
 def _activation(op: Op, view: View) -> Replacement | Miss:
-    linear = view.made_by(op.args[0], "linear")
+    linear = view.made_by(op.args[0], *LINEARS)
     if linear is None:
         return None
     reason = _bare(linear)
@@ -42,7 +54,7 @@ def _activation(op: Op, view: View) -> Replacement | Miss:
         reason = "the linear's result is used elsewhere too"
     if reason:
         return Miss(_ACTIVATION, op, reason)
-    return view.op("linear", *linear.args, **{**linear.attrs, "activation": op.kind})
+    return view.op(linear.kind, *linear.args, **{**linear.attrs, "activation": op.kind})
 
 
 def _gated(op: Op, view: View) -> Replacement | Miss:
@@ -51,7 +63,7 @@ def _gated(op: Op, view: View) -> Replacement | Miss:
         activation = view.made_by(gate, *ACTIVATION_KINDS)
         inner = activation.args[0] if activation is not None else gate
         first, second = lanes(view, inner), lanes(view, up)
-        linear = view.made_by(first.base, "linear") if first is not None else None
+        linear = view.made_by(first.base, *LINEARS) if first is not None else None
         if first is None or second is None or linear is None or first.base != second.base:
             continue
         if activation is None and view.made_by(up, *ACTIVATION_KINDS) is not None:
@@ -62,7 +74,8 @@ def _gated(op: Op, view: View) -> Replacement | Miss:
             return Miss(_GATE, op, reason)
         kind = activation.kind if activation is not None else "none"
         args = linear.args if first.start == 0 else _swapped(linear, view)
-        return view.op("linear", *args, activation=kind, gated=True, dtype=linear.attr("dtype"))
+        attrs: dict[str, Any] = {**linear.attrs, "activation": kind, "gated": True}
+        return view.op(linear.kind, *args, **attrs)
     return None
 
 
@@ -91,17 +104,22 @@ def _selections(values: list[Arg], linear: Op, view: View) -> Iterator[Op]:
 
 
 def _swapped(linear: Op, view: View) -> list[Arg]:
-    """The operands with the two halves of the outputs exchanged."""
-    bias = operand(linear, 2)
-    weights = [linear.args[1]] if bias is None else [linear.args[1], bias]
-    return [linear.args[0], *(_exchange(w, view) for w in weights)]
+    """The operands with the two halves of the outputs exchanged, of each expert where there are some."""
+    x, weight, *rest = linear.args
+    bias = bias_of(linear)
+    others = [_exchange(a, view, last_axis(a)) if a is bias and a is not None else a for a in rest]
+    if linear.kind == "linear":
+        return [x, _exchange(weight, view, 0), *others]
+    count, (rows, width) = linear.attrs["num_experts"], shape(weight)
+    stack = view.op("reshape", weight, shape=(count, cast(int, rows) // count, width))
+    return [x, view.op("reshape", _exchange(stack, view, 1), shape=(rows, width)), *others]
 
 
-def _exchange(weight: Arg, view: View) -> Value:
-    half = cast(int, shape(weight)[0]) // 2
-    first = view.op("slice", weight, axis=0, start=0, stop=half)
-    second = view.op("slice", weight, axis=0, start=half, stop=2 * half)
-    return view.op("concat", second, first, axis=0)
+def _exchange(weight: Arg, view: View, axis: int) -> Value:
+    half = cast(int, shape(weight)[axis]) // 2
+    first = view.op("slice", weight, axis=axis, start=0, stop=half)
+    second = view.op("slice", weight, axis=axis, start=half, stop=2 * half)
+    return view.op("concat", second, first, axis=axis)
 
 
 def _residual(op: Op, view: View) -> Replacement | Miss:

@@ -2,6 +2,8 @@
 
 A gate and the value that it multiplies are a group of their own, gate first, so that `fuse_epilogue` can fold
 the product. A linear that an activation reads stays alone, and so does one whose outputs are cut up already.
+Stacks of experts that the same slots read are merged expert by expert. What chooses among experts stays
+apart.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from ir.build import GraphBuilder
 from ir.graph import Arg, Graph, Op, Value
 from ir.rewrite import Miss, count_uses
 from passes.base import Pass, Result
-from passes.match import ACTIVATION_KINDS, attribute, dtype, last_axis, operand, shape
+from passes.linears import LINEARS, bias_of, experts_of, residual_of
+from passes.match import ACTIVATION_KINDS, attribute, dtype, last_axis, shape
+from passes.routers import routers
 from passes.rows_of import code_format
 
 Group = tuple[Op, ...]
@@ -45,15 +49,16 @@ def _groups(graph: Graph, misses: list[Miss]) -> list[Group]:
 def _by_input(graph: Graph) -> dict[Any, list[Op]]:
     """Plain linears with constant operands, by what they read and the formats of weight and result."""
     found: dict[Any, list[Op]] = {}
-    constants, makers = graph.constants(), graph.producers()
+    constants, makers, routing = graph.constants(), graph.producers(), routers(graph)
     for op in graph.ops:
-        if op.kind != "linear" or operand(op, 3) is not None or attribute(op, "gated"):
+        if op.kind not in LINEARS or residual_of(op) is not None or attribute(op, "gated"):
             continue
-        weights = [a for a in op.args[1:] if isinstance(a, Value)]
+        weights = [a for a in (op.args[1], bias_of(op)) if isinstance(a, Value)]
         if attribute(op, "activation") != "none" or any(w.name not in constants for w in weights):
             continue
         kinds = dtype(op.args[1]), code_format(makers, op.args[1]), dtype(op.out)
-        found.setdefault((op.args[0], *kinds), []).append(op)
+        read = op.args[0], experts_of(op), op.attr("num_experts"), op.out.name in routing
+        found.setdefault((*read, *kinds), []).append(op)
     return found
 
 
@@ -136,29 +141,48 @@ class _Merger:
             for arg in op.args[1:]:
                 self.need(arg)
         loc = _common_loc([op.loc for op in group])
-        weight = self.build.op("concat", *(op.args[1] for op in group), axis=0, loc=loc)
-        args = [group[0].args[0], weight, *self.bias(group, loc)]
+        first, experts = group[0], experts_of(group[0])
+        bias = self.bias(group, loc)
+        if experts is None:
+            weight = self.build.op("concat", *(op.args[1] for op in group), axis=0, loc=loc)
+            args = [first.args[0], weight, *bias]
+        else:
+            args = [first.args[0], self.stack(group, loc), experts, *bias]
         name = "_".join(op.out.name.rpartition(".")[2] if i else op.out.name for i, op in enumerate(group))
-        merged = self.build.op("linear", *args, name=name, loc=loc, dtype=group[0].attr("dtype"))
-        sizes = tuple(cast(int, shape(op.args[1])[0]) for op in group)
-        attrs = {"axis": last_axis(merged), "sizes": sizes}
-        self.build.ops.append(Op("split", (merged,), attrs, tuple(op.out for op in group), loc))
+        attrs: dict[str, Any] = {**first.attrs}
+        merged = self.build.op(first.kind, *args, name=name, loc=loc, several=False, **attrs)
+        sizes = tuple(cast(int, shape(op.out)[-1]) for op in group)
+        cut = {"axis": last_axis(merged), "sizes": sizes}
+        self.build.ops.append(Op("split", (merged,), cut, tuple(op.out for op in group), loc))
         self.done.update(op.out.name for op in group)
+
+    def stack(self, group: Group, loc: str) -> Value:
+        """Each expert's rows of one stack after those of another: [E*N,K] with N the sum of theirs."""
+        count = cast(int, group[0].attrs["num_experts"])
+        parts: list[Arg] = []
+        for op in group:
+            rows, width = shape(op.args[1])
+            sizes = (count, cast(int, rows) // count, width)
+            parts.append(self.build.op("reshape", op.args[1], shape=sizes, loc=loc))
+        joined = self.build.op("concat", *parts, axis=1, loc=loc)
+        _, each, width = shape(joined)
+        return self.build.op("reshape", joined, shape=(count * cast(int, each), width), loc=loc)
 
     def bias(self, group: Group, loc: str) -> list[Arg]:
         """The concatenated biases, zeros where a linear has none; nothing if none has."""
-        biases = [operand(op, 2) for op in group]
+        biases = [bias_of(op) for op in group]
+        count = (group[0].attrs["num_experts"],) if group[0].kind == "moe_linear" else ()
         kinds = {dtype(b) for b in biases if b is not None}
         if not kinds:
             return []
         kind = str(kinds.pop())
         parts = [
-            self.build.op("full", shape=shape(op.args[1])[:1], value=0.0, dtype=kind, loc=loc)
+            self.build.op("full", shape=(*count, shape(op.out)[-1]), value=0.0, dtype=kind, loc=loc)
             if b is None
             else b
             for op, b in zip(group, biases, strict=True)
         ]
-        return [self.build.op("concat", *parts, axis=0, loc=loc)]
+        return [self.build.op("concat", *parts, axis=len(count), loc=loc)]
 
 
 def _common_loc(locs: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ from ir.graph import Graph, Op, Value
 from ir.rewrite import Replacement, Rule, View, rewrite
 from ir.types import DType
 from passes.base import BF16_ERROR, Pass, Result, result
+from passes.linears import LINEARS
 from passes.match import dtype, is_constant
 from passes.rows_of import dequantize_of
 
@@ -43,7 +44,7 @@ def _narrow(op: Op, view: View) -> Replacement | None:
     if not coded and dtype(w) is not DType.BF16:
         return None
     narrow = view.op("cast", x, dtype="bf16", name=f"{x.name}.bf16")
-    return view.op("linear", narrow, *op.args[1:], **{**op.attrs, "dtype": str(dtype(op.out))})
+    return view.op(op.kind, narrow, *op.args[1:], **{**op.attrs, "dtype": str(dtype(op.out))})
 
 
-_RULES = (Rule("narrow", ("linear",), _narrow),)
+_RULES = (Rule("narrow", LINEARS, _narrow),)

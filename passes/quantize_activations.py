@@ -8,6 +8,7 @@ from ir.graph import Graph, Op, Value
 from ir.rewrite import Replacement, Rule, View, rewrite
 from ir.types import DType
 from passes.base import Pass, Result, result
+from passes.linears import LINEARS
 from passes.match import dtype, is_constant
 from passes.rows_of import dequantize_of
 
@@ -41,7 +42,7 @@ class QuantizeActivations(Pass):
     def run(self, graph: Graph) -> Result:
         if self.dtype == NONE:
             return Result(graph, 0)
-        return result(rewrite(graph, (Rule("quantize activation", ("linear",), self.apply),)))
+        return result(rewrite(graph, (Rule("quantize activation", LINEARS, self.apply),)))
 
     def applies(self, codes: DType | None) -> bool:
         """Whether it quantises what linears of such codes read."""
@@ -56,4 +57,4 @@ class QuantizeActivations(Pass):
             return None
         q, scale = view.ops("quantize", x, dtype=self.dtype, group_size=self.group_size)
         rounded = view.op("dequantize", q, scale, group_size=self.group_size, dtype=str(dtype(x)))
-        return view.op("linear", rounded, *op.args[1:], **op.attrs)
+        return view.op(op.kind, rounded, *op.args[1:], **op.attrs)

@@ -2,7 +2,8 @@
 
 Where calibration has found codes, those are read; else the matrix is rounded to the nearest when weights are
 packed (`quantize_weight`). A matrix that an embedding and a linear share is quantised once, for both. A
-checkpoint's own codes are left as they are.
+checkpoint's own codes are left as they are. So is, unless a rule names it, what chooses among experts: the
+matrix is small, and another choice is another function.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from ir.ops.quantize import STATIC, SYMMETRIC_ZERO
 from ir.rewrite import Miss, Replacement, Rule, View, rewrite
 from ir.types import DType
 from passes.base import Pass, Result
+from passes.linears import LINEARS, experts_of
 from passes.match import shape
+from passes.routers import routers
 
 NONE = "none"
-MATRIX_OPS = ("linear", "embed")  # their operand 1 is the matrix
+MATRIX_OPS = (*LINEARS, "embed")  # their operand 1 is the matrix
 # Of a value in a check, as a share of its RMS: it finds what is broken; KL says how good the codes are.
 _ERROR = {"u4": 1.0, "i8": 0.05, "f8e4m3": 0.25}
 
@@ -45,8 +48,8 @@ class QuantizeWeights(Pass):
     """dtype: of the codes, u4, i8 or f8e4m3, or "none". tables: of what embeddings read, "" the same.
 
     keep: patterns of module paths whose matrices stay floats; overrides: "PATTERN=DTYPE", the first that
-    fits. A path is that of the linear, or of a weight that it is made of without its last part. calibrated:
-    codes by the matrix's name.
+    fits. A path is that of the linear, or of a weight that it is made of without its last part, but for a
+    stack of experts' matrices, which has a name of its own. calibrated: codes by the matrix's name.
     """
 
     dtype: str = NONE
@@ -76,7 +79,7 @@ class QuantizeWeights(Pass):
         formats = {arg: self.format_of(users) for arg, users in matrices.items()}
         chosen = {arg: found for arg, found in formats.items() if found != NONE}
         kept = tuple(
-            Miss(self.name, users[0].op, "its module is to stay as it is")
+            Miss(self.name, users[0].op, self.why_kept(users))
             for arg, users in matrices.items()
             if formats[arg] == NONE and self.dtype != NONE
         )
@@ -85,37 +88,61 @@ class QuantizeWeights(Pass):
 
     def format_of(self, users: Iterable[MatrixUse]) -> str:
         """Of a matrix by all ops that read it: one that one of them is to keep is kept."""
+        users = tuple(users)
         paths = {path for use in users for path in use.paths}
-        if any(fnmatchcase(path, pattern) for path in paths for pattern in self.keep):
+        if self.is_to_stay(paths):
             return NONE
         for override in self.overrides:
             pattern, _, dtype = override.rpartition("=")
             if any(fnmatchcase(path, pattern) for path in paths):
                 return dtype
+        if any(use.routes for use in users):
+            return NONE
         is_table = any(use.op.kind == "embed" for use in users)
         return self.tables if is_table and self.tables and self.dtype != NONE else self.dtype
+
+    def is_to_stay(self, paths: Iterable[str]) -> bool:
+        return any(fnmatchcase(path, pattern) for path in paths for pattern in self.keep)
+
+    def why_kept(self, users: Iterable[MatrixUse]) -> str:
+        users = tuple(users)
+        asked = self.is_to_stay(path for use in users for path in use.paths)
+        routes = not asked and any(use.routes for use in users)
+        return "it chooses among experts" if routes else "its module is to stay as it is"
 
 
 @dataclass(frozen=True)
 class MatrixUse:
-    """An op that reads a matrix, and the module paths that the matrix may be called by."""
+    """An op that reads a matrix, and the module paths that the matrix may be called by.
+
+    routes: whether its results choose among experts.
+    """
 
     op: Op
     paths: tuple[str, ...]
+    routes: bool = False
 
 
 def find_matrices(graph: Graph) -> dict[Value | Weight, list[MatrixUse]]:
     """Constant matrices of floats that are not quantised yet, and what reads them."""
-    constants, makers = graph.constants(), graph.producers()
+    constants, makers, routing = graph.constants(), graph.producers(), routers(graph)
     found: dict[Value | Weight, list[MatrixUse]] = {}
     for op in graph.ops:
         arg = op.args[1] if op.kind in MATRIX_OPS else None
         is_constant = isinstance(arg, Weight) or (isinstance(arg, Value) and arg.name in constants)
         if not isinstance(arg, Value | Weight) or not is_constant or reads_codes(arg, makers):
             continue
-        modules = (name.rpartition(".")[0] for name in _weights(arg, makers))
-        found.setdefault(arg, []).append(MatrixUse(op, tuple(dict.fromkeys((op.loc, *modules)))))
+        stacked = experts_of(op) is not None
+        modules = (_module(name, stacked=stacked) for name in _weights(arg, makers))
+        use = MatrixUse(op, tuple(dict.fromkeys((op.loc, *modules))), op.outs[0].name in routing)
+        found.setdefault(arg, []).append(use)
     return found
+
+
+def _module(name: str, *, stacked: bool) -> str:
+    """Of a weight. A stack of experts' matrices is one of several that its module holds itself."""
+    module, _, last = name.rpartition(".")
+    return name if stacked and last != "weight" else module
 
 
 def reads_codes(arg: Arg, makers: Mapping[str, Op]) -> bool:

@@ -1,4 +1,6 @@
-"""Matrices whose rows are those of dequantised ones, seen through concat, slice and split of rows."""
+"""Matrices whose rows are those of dequantised ones, seen through what moves whole rows: concat, slice and
+split of rows, and a stack of experts' rows laid out as one matrix.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,10 @@ from typing import Any
 
 from ir.graph import Arg, Op, Value
 from ir.rewrite import View
-from passes.match import attribute, dtype, operand
+from passes.match import attribute, dtype, last_axis, operand, shape
 
 Producer = Callable[[Arg], Op | None]
-_MOVES = ("concat", "slice", "split")
+_MOVES = ("concat", "slice", "split")  # along any axis but the last
 NUM_PARTS = 4  # operands of dequantize: codes, scale, zero, offset
 
 
@@ -24,11 +26,17 @@ def _leaves(producer: Producer, arg: Arg) -> Iterator[Op | None]:
     op = producer(arg)
     if op is not None and op.kind == "dequantize":
         yield op
-    elif op is not None and op.kind in _MOVES and attribute(op, "axis") == 0:
+    elif op is not None and _moves_rows(op):
         for each in op.args:
             yield from _leaves(producer, each)
     else:
         yield None
+
+
+def _moves_rows(op: Op) -> bool:
+    if op.kind == "reshape":
+        return shape(op.args[0])[-1:] == shape(op.out)[-1:]
+    return op.kind in _MOVES and attribute(op, "axis") != last_axis(op.args[0])
 
 
 def code_format(makers: Mapping[str, Op], arg: Arg) -> tuple[Any, ...]:
@@ -52,5 +60,8 @@ def part_of(view: View, arg: Arg, index: int) -> Arg:
     parts = [part_of(view, each, index) for each in op.args]
     if parts[0] is None:
         return None
-    made = view.ops(op.kind, *parts, loc=op.loc, **op.attrs)
+    attrs = dict(op.attrs)
+    if op.kind == "reshape":
+        attrs["shape"] = (*shape(op.out)[:-1], shape(parts[0])[-1])
+    made = view.ops(op.kind, *parts, loc=op.loc, **attrs)
     return made[op.outs.index(arg)]

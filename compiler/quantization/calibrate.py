@@ -1,7 +1,8 @@
 """Fitting matrices and keys to text: one run of the model, layer after layer, in the reference interpreter.
 
 Each linear sees the inputs that it will have once those before it are quantised. Its matrix is fitted there
-and then, written to a store, and used from then on, so that no more than a layer is ever in memory.
+and then, written to a store, and used from then on, so that no more than a layer is ever in memory. Experts'
+matrices are rounded to the nearest, one by one: the text takes few tokens, or none, to each of them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ir.ops import RefCall
 from ir.ops.quantize import dequantize, quantize_dynamic
 from ir.stream import in_place, stream
 from ir.types import KV, DType
+from passes.linears import LINEARS
 from passes.paging.formats import KeyGrid
 from passes.quantize_activations import QuantizeActivations
 from passes.quantize_weights import Codes, find_matrices
@@ -74,7 +76,7 @@ class Calibration:
     def _linears(self) -> list[Op]:
         """The first linear of each matrix that is fitted."""
         uses = {arg.name: [u.op for u in found] for arg, found in find_matrices(self.graph).items()}
-        linears = {name: [op for op in ops if op.kind == "linear"] for name, ops in uses.items()}
+        linears = {name: [op for op in ops if op.kind in LINEARS] for name, ops in uses.items()}
         return [linears[name][0] for name in self.grids if linears.get(name)]
 
     @property
@@ -87,7 +89,7 @@ class Calibration:
         return {op.out.name for op in self._linears if not users.get(op.out.name)}
 
     def _compute(self, op: Op, call: RefCall) -> Sequence[Any]:
-        matrix = op.args[1] if op.kind == "linear" else None
+        matrix = op.args[1] if op.kind in LINEARS else None
         if isinstance(matrix, Value | Weight) and matrix.name in self.grids:
             return self._linear(op, call, matrix.name)
         if self.keys:
@@ -101,7 +103,7 @@ class Calibration:
         if name not in self.found.codes:
             self.found.codes[name] = self._put(self._stored_name(op), fitted, scale)
             self.report(len(self.found.codes), len(self.grids))
-        if op.out.name in self._last:
+        if op.out.name in self._last and op.kind == "linear":
             rows = fitted.codes.shape[0] // (2 if call.attrs["gated"] else 1)
             return (np.broadcast_to(np.float32(0), (*x.shape[:-1], rows)),)
         x = x if scale is None else self._rounded(call.args[0] * scale, self.grids[name])
@@ -113,6 +115,8 @@ class Calibration:
 
     def _fit(self, op: Op, w: Array, x: Array, grid: Grid) -> tuple[Quantized, Array | None]:
         try:
+            if op.kind == "moe_linear":
+                return round_experts(w, op.attrs["num_experts"], grid), None
             if self.algorithm == "rtn":
                 return round_to_nearest(w, grid), None
             hessian = x.T @ x
@@ -140,6 +144,18 @@ class Calibration:
             grid.group,
             None if scale is None else put(f"{name}.input_scale", scale, DType.F32),
         )
+
+
+def round_experts(w: Array, count: int, grid: Grid) -> Quantized:
+    """w [E*N, K], rounded to the nearest matrix by matrix, so that one is worked on at a time."""
+    found = [round_to_nearest(part, grid) for part in np.split(w, count)]
+    offsets = [each.offset for each in found if each.offset is not None]
+    return Quantized(
+        grid,
+        np.concatenate([each.codes for each in found]),
+        np.concatenate([each.scale for each in found]),
+        np.concatenate(offsets) if offsets else None,
+    )
 
 
 def round_activations(x: Array, how: QuantizeActivations, codes: DType) -> Array:

@@ -22,6 +22,7 @@ from compiler.weights import read_as
 from ir.dims import evaluate
 from ir.graph import Graph, Weight, tensor_of
 from ir.types import DType
+from passes.linears import experts_of
 from passes.paging.formats import FORMATS, KeyGrid
 from passes.quantize_activations import QuantizeActivations
 from passes.quantize_kv import QuantizeKv
@@ -81,11 +82,16 @@ class Decision:
         """By the rules that were given, fitted to text where that was asked for, and where there are
         weights.
         """
-        formats = {name: self.asked.format_of(paths(uses)) for name, (_, uses) in self.matrices.items()}
+        formats = {name: self._format_of(uses) for name, (_, uses) in self.matrices.items()}
         if weights:
             self._check_values(formats)
         fitted = self._fit(formats) if weights else Fitted()
         return self._decided(formats, fitted)
+
+    def _format_of(self, uses: list[MatrixUse]) -> str:
+        """What chooses among experts stays as it is, unless a rule names it."""
+        routes = any(use.routes for use in uses)
+        return self.asked.format_of(paths(uses), NONE if routes else None)
 
     def measured(self, decided: Decided, windows: text.Windows) -> Decided:
         found = measure(self.graph, decided.run(self.graph), self._read, windows, self.report)
@@ -111,7 +117,7 @@ class Decision:
         chosen = {name: format for name, format in formats.items() if format != NONE}
         by_module = {path: format for name, format in chosen.items() for path in _own(self.matrices[name][1])}
         for name in self._weights:
-            module = name.rpartition(".")[0] or name
+            module = name if name in by_module else name.rpartition(".")[0] or name
             format = by_module.get(module, chosen.get(name))
             if format is not None:
                 self._check_weight(name, module, self.asked.grid(format))
@@ -121,6 +127,7 @@ class Decision:
     def _check_weight(self, name: str, module: str, grid: Grid | None) -> None:
         """grid: what it will be on; None: it is a part of a grid of its own."""
         array = np.atleast_1d(self.imported.weights.read(name))
+        array = array.reshape(-1, array.shape[-1]) if array.ndim > 2 else array  # a stack of matrices
         count, largest = 0, 0.0
         for lo in range(0, len(array), ROWS):
             part = np.asarray(array[lo : lo + ROWS], np.float32)
@@ -140,12 +147,19 @@ class Decision:
         known = dict(self.keys or {})
         if not grids and not keys:
             return Fitted(keys=known)
+        self._note_experts(grids)
         run = Calibration(
             self.graph, self._read, grids, self.asked.algorithm or "", self._activations(), self.store, keys,
             self.report,
         )  # fmt: skip
         found = run.run(self._calibration_text())
         return found if keys else replace(found, keys=known)
+
+    def _note_experts(self, grids: Mapping[str, Grid]) -> None:
+        stacks = [n for n in grids if any(experts_of(u.op) is not None for u in self.matrices[n][1])]
+        if stacks:
+            what = f"{len(stacks)} stacks of experts are rounded to the nearest, not fitted"
+            self.note(f"  {self.asked.algorithm}: {what}")
 
     def _grids(self, formats: Mapping[str, str]) -> dict[str, Grid]:
         """Of the matrices that are fitted: not of tables, which are rounded row by row."""

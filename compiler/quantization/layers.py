@@ -4,7 +4,7 @@ before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from ir.graph import Graph, Op, Value, Weight, tensor_of
 from ir.interpret import WeightReader
 from ir.ops import RefCall
 from ir.stream import in_place, stream
+from passes.linears import experts_of
 from passes.quantize_weights import MATRIX_OPS, reads_codes
 
 
@@ -47,8 +48,8 @@ class LayerErrors:
         results = in_place(op, call)
         part = self._parts.get(op.outs[0].name)
         if part is not None:
-            x = cast(Value, op.args[0]).name
-            found = stream(part, {x: call.args[0]}, self._read, [op.out.name])[op.out.name]
+            given = {v.name: call.args[op.args.index(v)] for v in part.inputs}
+            found = stream(part, given, self._read, [op.out.name])[op.out.name]
             self._add(op.out.name, np.asarray(results[0]), found)
         return results
 
@@ -62,8 +63,9 @@ class LayerErrors:
         now = self._makers.get(op.out.name)
         if now is None or now.kind != op.kind or not reads_codes(now.args[1], self._makers):
             return None
-        ops = _between(now, op.args[0].name, self._makers)
-        return replace(found, inputs=(op.args[0],), ops=tuple(ops), outputs=(op.out,))
+        inputs = [v for v in (op.args[0], experts_of(op)) if isinstance(v, Value)]
+        ops = _between(now, [v.name for v in inputs], self._makers)
+        return replace(found, inputs=tuple(inputs), ops=tuple(ops), outputs=(op.out,))
 
     def _add(self, name: str, expected: Any, found: Any) -> None:
         sums = self._sums.setdefault(name, [0.0, 0.0])
@@ -87,13 +89,13 @@ class LayerErrors:
         return f"{tensor_of(op.args[0]).dtype}{f' g{size}' if size else ''}"
 
 
-def _between(last: Op, given: str, makers: dict[str, Op]) -> list[Op]:
-    """The ops that lead to `last` from a given value and from weights, in order."""
+def _between(last: Op, given: Container[str], makers: dict[str, Op]) -> list[Op]:
+    """The ops that lead to `last` from given values and from weights, in order."""
     found: dict[int, Op] = {}
 
     def visit(op: Op) -> None:
         for value in op.values:
-            if value.name != given and value.name in makers and id(makers[value.name]) not in found:
+            if value.name not in given and value.name in makers and id(makers[value.name]) not in found:
                 visit(makers[value.name])
         found[id(op)] = op
 

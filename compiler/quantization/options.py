@@ -95,13 +95,16 @@ class Quantization:
             return None
         return self.grid("int4" if self.weights == AUTO else self.weights).bits_per_weight(TYPICAL)
 
-    def format_of(self, paths: Sequence[str]) -> str:
-        """int4, int8, fp8 or none, for a matrix whose modules have these paths."""
+    def format_of(self, paths: Sequence[str], otherwise: str | None = None) -> str:
+        """int4, int8, fp8 or none, for a matrix whose modules have these paths.
+
+        otherwise: where no rule names it; None: as all are.
+        """
         for rule in self.keep:
             pattern, _, format = rule.partition("=")
             if any(matches(pattern, path) for path in paths):
                 return format or NONE
-        return {AUTO: "int4", OWN: NONE}.get(self.weights, self.weights)
+        return otherwise or {AUTO: "int4", OWN: NONE}.get(self.weights, self.weights)
 
     def limit(self) -> float:
         """The mean KL past which a compile is refused."""
