@@ -78,18 +78,20 @@ def rope(ctx: Context, op: Op) -> list[str]:
 
 
 def reduction(ctx: Context, op: Op) -> list[str]:
+    """sum, mean and max over neighbouring axes; where other axes follow, elements are taken in order."""
     needs(op, DType.F32)
     x, axes = cast(Value, op.args[0]), sorted(op.attr("axes"))
-    rank = tensor_of(x).rank
-    if axes != list(range(rank - len(axes), rank)) or len(axes) in (0, rank):
-        raise refuse(
-            op, f"it reduces axes {axes} of {list(shape_of(x))}; there is a kernel for the last ones"
-        )
-    rows = _inner(ctx, x, len(axes))
+    shape = shape_of(x)
+    if not axes or axes != list(range(max(axes[0], 1), axes[-1] + 1)):
+        raise refuse(op, f"it reduces axes {axes} of {list(shape)}; there is a kernel for neighbouring ones")
+    width, inner = product(shape[axes[0] : axes[-1] + 1]), product(shape[axes[-1] + 1 :])
+    rows = _inner(ctx, x, len(shape) - axes[0])
+    scale = "1.0f" if op.kind != "mean" else f"1.0f / float({size(width)})"
+    if axes[-1] != len(shape) - 1:
+        name = "fold_rows<true>" if op.kind == "max" else "fold_rows<false>"
+        return [call(name, ctx.pointer(x), rows, size(inner), scale, ctx.pointer(op.out))]
     if op.kind == "max":
         return [call("max_rows", ctx.pointer(x), rows, ctx.pointer(op.out))]
-    width = size(product(shape_of(x)[rank - len(axes) :]))
-    scale = "1.0f" if op.kind == "sum" else f"1.0f / float({width})"
     return [call("sum_rows", ctx.pointer(x), rows, scale, ctx.pointer(op.out))]
 
 

@@ -153,18 +153,28 @@ def rope(ctx: Context, op: Op) -> list[Case]:
 
 
 def reduction(ctx: Context, op: Op) -> list[Case]:
-    """sum, mean and max over the last axes."""
+    """sum, mean and max over neighbouring axes; where other axes follow, elements are taken in order."""
     needs(op, *FLOATS)
     x, axes = cast(Value, op.args[0]), sorted(op.attr("axes"))
-    rank = tensor_of(x).rank
-    if axes != list(range(rank - len(axes), rank)) or len(axes) in (0, rank):
-        raise refuse(
-            op, f"it reduces axes {axes} of {list(shape_of(x))}; there is a kernel for the last ones"
-        )
-    rows = Rows.of(ctx, op, x, len(axes))
+    shape = shape_of(x)
+    if not axes or axes != list(range(max(axes[0], 1), axes[-1] + 1)):
+        raise refuse(op, f"it reduces axes {axes} of {list(shape)}; there is a kernel for neighbouring ones")
+    rows, inner = Rows.of(ctx, op, x, len(shape) - axes[0]), product(shape[axes[-1] + 1 :])
+    width = product(shape[axes[0] : axes[-1] + 1])
     args = {"x": ctx.pointer(x), "out": ctx.pointer(op.out)}
-    share = literal(1.0 / rows.width) if op.kind == "mean" and rows.width else None
-    return _row_kernel(ctx, rows, op.kind, args, "reduce", kind=op.kind, share=share)
+    share = literal(1.0 / cast(int, width)) if op.kind == "mean" and width else None
+    if axes[-1] == len(shape) - 1:
+        return _row_kernel(ctx, rows, op.kind, args, "reduce", kind=op.kind, share=share)
+    tile = whole_rows(ctx.device, min(cast(int, inner), 128))
+    launch = ctx.launch(
+        f"fold_{op.kind}",
+        render("fold", rows=rows, inner=inner, kind=op.kind, share=share),
+        {**args, "rows": ctx.size(rows.count)},
+        (cdiv(rows.count, tile.rows), cdiv(cast(int, inner), tile.block)),
+        {"ROWS": tile.rows, "BLOCK": tile.block},
+        num_warps=tile.num_warps,
+    )
+    return always(launch)
 
 
 def along_last(ctx: Context, op: Op) -> list[Case]:

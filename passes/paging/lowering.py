@@ -107,14 +107,18 @@ class Lowering:
         sizes = [shape[i - pad] if i - pad >= 0 else 1 for i in out.kept]
         return self.shaped(op, self.new(arg), (T, *sizes) if layout is not None else _without_ones(sizes))
 
-    def axis(self, op: Op, before: Layout, axis: int) -> int:
-        """Where an imported axis is in the paged shape; refuses the tokens' and the batch's."""
+    def along(self, op: Op, arg: Arg, axis: int) -> tuple[Arg, int]:
+        """An operand with its imported axis as one of the paged shape's, and where; refuses the tokens'.
+
+        The batch of 1, which the paged shape leaves out, is put back where it is the one asked for.
+        """
+        before = self.layout(arg)
+        if before is None:
+            self.refuse(op, "only some of its operands depend on the tokens")
         if axis == before.token:
             self.refuse(op, f"{op.kind} runs along the tokens")
-        position = before.position(axis)
-        if position is None:
-            self.refuse(op, f"{op.kind} runs along the batch axis")
-        return position
+        kept = before.kept if axis in before.kept else (axis, *before.kept)
+        return self.shaped(op, self.new(arg), before.only(kept)), kept.index(axis) + 1
 
 
 def shape_of(arg: Arg) -> tuple[Dim, ...]:

@@ -54,7 +54,7 @@ def _linear(low: Lowering, op: Op) -> None:
 
 def _matmul(low: Lowering, op: Op) -> None:
     x, y = low.layout(op.args[0]), low.layout(op.args[1])
-    fixed = y is None and len(shape_of(op.args[1])) == 2 and x is not None and x.token == len(x.shape) - 2
+    fixed = y is None and len(shape_of(op.args[1])) == 2 and x is not None and x.from_right > 1
     batched = x is not None and y is not None and x.from_right == y.from_right and len(x.kept) == len(y.kept)
     if not fixed and not (batched and x is not None and x.from_right > 2):
         low.refuse(op, "matmul mixes tokens, and no attention was recognised here")
@@ -71,13 +71,8 @@ def _take(low: Lowering, op: Op) -> None:
     """Rows of a fixed table at indices that depend on the token, or fixed columns of rows."""
     if low.layout(op.args[1]) is None:
         before = low.layout_of_operand(op)
-        value = low.emit(
-            op,
-            "take",
-            low.new(op.args[0]),
-            low.new(op.args[1]),
-            axis=low.axis(op, before, attribute(op, "axis")),
-        )
+        x, axis = low.along(op, op.args[0], attribute(op, "axis"))
+        value = low.emit(op, "take", x, low.new(op.args[1]), axis=axis)
         low.place(op, value, layouts=(Layout(shape_of(op.outs[0]), before.token),))
         return
     if low.layout(op.args[0]) is not None or op.attrs["axis"] != 0:
@@ -117,8 +112,9 @@ def _along_axis(low: Lowering, op: Op) -> None:
     layouts = [low.layout(a) for a in op.args]
     if any(x is None or x.token != before.token for x in layouts):
         low.refuse(op, "only some of its operands depend on the tokens")
-    attrs: dict[str, Any] = {**op.attrs, "axis": low.axis(op, before, op.attrs["axis"])}
-    outs = low.emit_all(op, op.kind, *(low.new(a) for a in op.args), **attrs)
+    placed = [low.along(op, a, attribute(op, "axis")) for a in op.args]
+    attrs: dict[str, Any] = {**op.attrs, "axis": placed[0][1]}
+    outs = low.emit_all(op, op.kind, *(x for x, _ in placed), **attrs)
     low.place(op, *outs, layouts=tuple(Layout(shape_of(o), before.token) for o in op.outs))
 
 
@@ -127,8 +123,8 @@ def _slice(low: Lowering, op: Op) -> None:
     if before is None:
         _rows_at_positions(low, op)
         return
-    axis = low.axis(op, before, op.attrs["axis"])
-    value = low.emit(op, "slice", low.new(op.args[0]), **{**op.attrs, "axis": axis})
+    x, axis = low.along(op, op.args[0], attribute(op, "axis"))
+    value = low.emit(op, "slice", x, **{**op.attrs, "axis": axis})
     low.place(op, value, layouts=(Layout(shape_of(op.outs[0]), before.token),))
 
 

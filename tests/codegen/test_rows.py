@@ -143,6 +143,17 @@ def reductions(b: GraphBuilder) -> Value:
     return b.op("add", wide, b.op("reshape", flat, shape=(T, 1)))
 
 
+def folds(b: GraphBuilder) -> Value:
+    """Over axes that others follow."""
+    x = source(b, "fold_axes", 2, 3, 5, 19)
+    middle = b.op("sum", x, axes=(2,))
+    pair = b.op("mean", x, axes=(1, 2))
+    top = b.op("max", x, axes=(3, 2, 1), keepdims=True)
+    high = b.op("max", x, axes=(2,), keepdims=True)
+    parts = [b.op("reshape", y, shape=(T, width_of(y))) for y in (middle, pair, top, high)]
+    return b.op("concat", *parts, axis=1)
+
+
 def softmax(b: GraphBuilder) -> Value:
     return b.op("softmax", source(b, "soft", 2, 27), axis=2)
 
@@ -203,8 +214,8 @@ def folded(b: GraphBuilder) -> Value:
 CASES: tuple[Case, ...] = (
     rms, rms_heads, rms_per_head, rms_two_axes, rms_plain, layer, layer_plain, rope_half, rope_part,
     rope_interleaved, rope_per_head, rope_of_a_view, positions, chain, broadcasts, choices, integers, rounded,
-    functions, reductions, softmax, cumsum, moves, inner_split, products, looked_up, looked_up_bf16, columns,
-    folded,
+    functions, reductions, folds, softmax, cumsum, moves, inner_split, products, looked_up, looked_up_bf16,
+    columns, folded,
 )  # fmt: skip
 
 

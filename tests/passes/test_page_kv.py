@@ -24,8 +24,8 @@ S = symbol("S")
 HEADS, KV_HEADS, SIZE, WIDTH, VOCAB = 6, 2, 5, 30, 11
 
 
-def weight(name: str, *shape: int) -> Weight:
-    return Weight(name, Tensor(DType.F32, shape))
+def weight(name: str, *shape: int, dtype: DType = DType.F32) -> Weight:
+    return Weight(name, Tensor(dtype, shape))
 
 
 class Toy:
@@ -126,6 +126,30 @@ def test_a_layer_that_reads_anothers_keys_and_values_shares_them() -> None:
     paged = PageKv().run(graph).graph
     assert sum(op.kind == "kv_write" for op in paged.ops) == 1
     assert [op.attrs["layer"] for op in paged.ops if op.kind == "paged_attention"] == [0, 0]
+
+
+def stacked(b: GraphBuilder, x: Value) -> Value:
+    """Streams on an axis before the tokens': stacked, taken apart, mixed within each token, averaged."""
+    parts = [b.op("reshape", b.op("mul", x, Scalar(f)), shape=(1, 1, S, WIDTH)) for f in (1.0, -0.5, 2.0)]
+    low, high = b.op("split", b.op("concat", *parts, axis=0), axis=0, sizes=(1, 2), several=True)
+    four = b.op("concat", high, b.op("exp", b.op("slice", high, axis=0, start=1, stop=2)), low, axis=0)
+    picked = b.op("take", four, weight("order", 5, dtype=DType.I32), axis=0)
+    within = b.op("softmax", b.op("transpose", picked, perm=(1, 2, 3, 0)), axis=3)
+    mixed = b.op("matmul", within, weight("mix", 5, 5))
+    one = b.op("slice", low, axis=0, start=0, stop=1)
+    return b.op("mean", b.op("add", b.op("transpose", mixed, perm=(3, 0, 1, 2)), one), axes=(0,))
+
+
+def test_an_axis_before_the_tokens_is_one_of_each_token() -> None:
+    toy = Toy()
+    graph = toy.graph(toy.attend(stacked(toy.b, toy.x), 0, CAUSAL))
+    read = {**weights(graph), "order": np.array([3, 0, 2, 2, 1])}
+    selected = SelectRows().run(PageKv().run(graph).graph).graph
+    verify(selected)
+    requests = [np.random.default_rng().integers(0, VOCAB, n) for n in (1, 16, 33, 17)]
+    for got, ids in zip(run_paged(selected, read, requests, 7), requests, strict=True):
+        whole = interpret(graph, {"ids": ids[None], "pos": np.arange(len(ids))[None]}, read, np.float64)
+        np.testing.assert_allclose(got, whole.outputs[0][0], rtol=1e-5, atol=1e-5)
 
 
 def mean_over_tokens(toy: Toy) -> Value:

@@ -19,7 +19,7 @@ from ir.graph import Graph, Scalar, Value, tensor_of
 from ir.types import DType
 from tests.codegen import test_bf16_results as bf16
 from tests.codegen.harness import Array, lower, paged_builder, random_weights, reference_step, weight
-from tests.codegen.test_rows import CASES, VOCAB, T, angles, chunk, rounded, source, width_of
+from tests.codegen.test_rows import CASES, VOCAB, T, angles, chunk, folds, rounded, source, width_of
 from tests.triton.harness import TritonModel
 
 F32_ERROR = 4e-6
@@ -214,8 +214,8 @@ def test_nan_stays_nan(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.mark.parametrize("kind", ["softmax", "cumsum", "sum"])
 def test_another_axis_is_refused_with_its_place(kind: str) -> None:
     b, _ = paged_builder()
-    attrs: dict[str, Any] = {"axes": (1,)} if kind == "sum" else {"axis": 1}
-    y = b.op(kind, source(b, "x", 3, 5), **attrs, loc="model.layers.3.mixer")
+    attrs: dict[str, Any] = {"axes": (1, 3)} if kind == "sum" else {"axis": 1}
+    y = b.op(kind, source(b, "x", 3, 5, 2), **attrs, loc="model.layers.3.mixer")
     with pytest.raises(triton.CodegenError, match=rf"model\.layers\.3\.mixer: no Triton kernel for {kind}"):
         triton.generate(lower(b.graph([y]), "gpu"), triton.find_device("cuda:sm_90"))
 
@@ -234,7 +234,7 @@ def largest(b: GraphBuilder) -> list[Value]:
     ]
     heads = halved(b, "heads", 32, 128)
     made += [b.op("rms_norm", heads, weight("h", 128), eps=1e-6), b.op("rope", heads, *angles(b, "a", 1, 64))]
-    made += [case(b) for case in (reductions_of_bf16, cumsum_of_integers, product_of_bf16)]
+    made += [case(b) for case in (reductions_of_bf16, cumsum_of_integers, product_of_bf16, folds)]
     return made
 
 
@@ -266,5 +266,6 @@ def test_kernels_compile_and_fit_registers(tmp_path: Path, target: str) -> None:
     kernels = once([k for k in generated.kernels if not k.function.startswith("sample")])
     built = build_kernels(tmp_path, kernels, generated.device, cache=Cache(tmp_path / "cache"))
     stems = {"rms_norm", "layer_norm", "softmax", "cumsum", "rope", "matmul", "sum", "mean", "max", "concat"}
+    stems |= {"fold_sum", "fold_mean", "fold_max"}
     assert stems | {"embed", "pointwise"} <= {stem(k.kernel) for k in built}
     assert {k.kernel.function: k.spills for k in built if k.spills} == {}

@@ -157,6 +157,23 @@ KERNEL void max_rows(Thread& th, const float* x, Rows in, float* y) {
   }
 }
 
+// Sums (or maxima) over an axis that `inner` elements follow: a row is [width / inner, inner]; one chain per output,
+// along the axis.
+template <bool MAX>
+KERNEL void fold_rows(Thread& th, const float* x, Rows in, int64_t inner, float scale, float* y) {
+  for (int64_t i = th.first(in.count()); i < th.last(in.count()); i++) {
+    const float* row = x + in.at(i);
+    for (int64_t c = 0; c < inner; c += W) {
+      F found = load_n(row + c, inner - c);
+      for (int64_t j = inner; j < in.width; j += inner) {
+        F v = load_n(row + j + c, inner - c);
+        found = MAX ? maximum(found, v) : found + v;
+      }
+      store_n(y + i * inner + c, MAX ? found : found * splat(scale), inner - c);
+    }
+  }
+}
+
 KERNEL void softmax_rows(Thread& th, const float* x, Rows in, float* y) {
   for (int64_t i = th.first(in.count()); i < th.last(in.count()); i++) {
     const float* row = x + in.at(i);
