@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from ir.graph import Arg, Op
-from passes.match import operand
+from passes.match import operand_named
 
 LINEARS = ("linear", "moe_linear")  # operand 0 is what they read, 1 the matrix
 CODED = {"linear": "qlinear", "moe_linear": "qmoe_linear"}
-_BIAS = {"linear": 2, "moe_linear": 3}
-_RESIDUAL = {"linear": 3}
 
 
 def experts_of(op: Op) -> Arg:
     """The operand that says which matrix of a stack each slot reads; None where there is one matrix."""
-    return op.args[2] if op.kind == "moe_linear" else None
+    return operand_named(op, "experts") if op.kind == "moe_linear" else None
 
 
 def bias_of(op: Op) -> Arg:
-    return operand(op, _BIAS[op.kind])
+    return operand_named(op, "b")
 
 
 def residual_of(op: Op) -> Arg:
-    return operand(op, _RESIDUAL[op.kind]) if op.kind in _RESIDUAL else None
+    return operand_named(op, "residual") if op.kind == "linear" else None

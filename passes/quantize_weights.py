@@ -122,6 +122,12 @@ class MatrixUse:
     paths: tuple[str, ...]
     routes: bool = False
 
+    @property
+    def place(self) -> str:
+        """The path to show: its module's, or the name of a stack of experts, of which a module has several."""
+        is_stack = experts_of(self.op) is not None and len(self.paths) == 2  # its module and one weight
+        return self.paths[1 if is_stack else 0]
+
 
 def find_matrices(graph: Graph) -> dict[Value | Weight, list[MatrixUse]]:
     """Constant matrices of floats that are not quantised yet, and what reads them."""

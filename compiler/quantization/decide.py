@@ -105,7 +105,11 @@ class Decision:
         """With other formats; codes that were fitted for a format that stays are kept."""
         stays = {name for name, format in formats.items() if format == decided.formats[name]}
         kept = {name: codes for name, codes in decided.weights.calibrated.items() if name in stays}
-        changed = {paths(uses)[0]: formats[n] for n, (_, uses) in self.matrices.items() if n not in stays}
+        changed = {
+            uses[0].place or paths(uses)[0]: formats[n]
+            for n, (_, uses) in self.matrices.items()
+            if n not in stays
+        }
         before = {each.rpartition("=")[0]: each.rpartition("=")[2] for each in decided.raised}
         raised = tuple(f"{path}={format}" for path, format in {**before, **changed}.items())
         return replace(self._decided(formats, Fitted(kept, dict(decided.keys))), raised=raised)

@@ -16,12 +16,13 @@ from ir.interpret import WeightReader
 from ir.ops import RefCall
 from ir.stream import in_place, stream
 from passes.linears import experts_of
-from passes.quantize_weights import MATRIX_OPS, reads_codes
+from passes.quantize_weights import MATRIX_OPS, find_matrices, reads_codes
 
 
 @dataclass(frozen=True)
 class LayerError:
-    """Of one linear or embedding. loc: its module. matrix: the name that the graph has for what it reads.
+    """Of one linear or embedding. loc: its module, or the name of a stack of experts' matrices, of which a
+    module has several. matrix: the name that the graph has for what it reads.
 
     error: root mean square of the outputs' errors over that of the outputs. format: such as "u4 g32".
     """
@@ -41,6 +42,8 @@ class LayerErrors:
         self._makers = found.producers()
         parts = {op.outs[0].name: self._part(op, found) for op in expected.ops}
         self._parts = {name: part for name, part in parts.items() if part is not None}
+        uses = [use for found in find_matrices(expected).values() for use in found]
+        self._places = {use.op.outs[0].name: use.place for use in uses}
         self._ops = {op.outs[0].name: op for op in expected.ops if op.outs[0].name in self._parts}
         self._sums: dict[str, list[float]] = {}  # squares of errors and of outputs
 
@@ -76,7 +79,8 @@ class LayerErrors:
         matrix = cast(Value | Weight, op.args[1])
         size = int(evaluate(product(tensor_of(matrix).shape), {}))
         share = float(np.sqrt(error / norm)) if norm else 0.0
-        return LayerError(op.loc or op.out.name, matrix.name, self._format(op.out.name), share, size)
+        loc = self._places[op.out.name] or op.out.name
+        return LayerError(loc, matrix.name, self._format(op.out.name), share, size)
 
     def _format(self, name: str) -> str:
         """Of the codes that the op reads now."""
