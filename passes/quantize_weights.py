@@ -124,7 +124,7 @@ class MatrixUse:
 
     @property
     def place(self) -> str:
-        """The path to show: its module's, or the name of a stack of experts, of which a module has several."""
+        """The path to show: its module's, or a stack of experts' own, of which a module has several."""
         is_stack = experts_of(self.op) is not None and len(self.paths) == 2  # its module and one weight
         return self.paths[1 if is_stack else 0]
 
