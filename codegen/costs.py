@@ -21,11 +21,12 @@ from ir.graph import Arg, Op, Value, tensor_of
 from ir.ops.attention import TAIL
 from ir.predicates import conjuncts, evaluate_grid, window_of
 from ir.types import KV, DType, Tensor
-from passes.match import attribute, operand
+from passes.match import attribute, operand, operand_named
 from passes.memory.schedule import Kernel, Schedule
 
 LOOKUPS = ("embed", "qembed", "take", "take_rows")  # they read as many rows of their table as they write
-LINEARS = ("linear", "qlinear")
+EXPERTS = ("moe_linear", "qmoe_linear")
+LINEARS = ("linear", "qlinear", *EXPERTS)
 
 
 class Packed(Protocol):
@@ -141,8 +142,10 @@ def label(kernel: Kernel) -> str:
     """What kernels that do the same share."""
     op = kernel.ops[0]
     if op.kind in LINEARS:
-        outputs, inputs = shape_of(op.args[1])
-        return f"{op.kind} {inputs} -> {outputs}{' gated' if attribute(op, 'gated') else ''}"
+        rows, inputs = cast("tuple[int, int]", shape_of(op.args[1]))
+        experts = attribute(op, "num_experts") if op.kind in EXPERTS else 1
+        ending = " gated" * attribute(op, "gated") + f" of {experts}" * (op.kind in EXPERTS)
+        return f"{op.kind} {inputs} -> {rows // experts}{ending}"
     if op.kind == "paged_attention":
         size = window_of(op.attr("mask"))
         return op.kind if size is None else f"{op.kind} window {size}"
@@ -165,12 +168,21 @@ def _bytes(value: Value, sizes: dict[str, int]) -> int:
 
 
 def _read_bytes(op: Op, weight: Packed, sizes: dict[str, int]) -> int:
+    if op.kind in EXPERTS:
+        return round(weight.bytes * _chosen(op, sizes))
     if op.kind not in LOOKUPS:
         return weight.bytes
     if op.kind != "qembed":
         return min(weight.bytes, _count(shape_of(op.out), sizes) * weight.dtype.size_bytes)
     rows = _count(shape_of(op.args[0]), sizes)
     return min(weight.bytes, weight.bytes * rows // cast(int, shape_of(op.args[1])[0]))
+
+
+def _chosen(op: Op, sizes: dict[str, int]) -> float:
+    """The part of all experts that any token chooses, on average where they choose them evenly."""
+    *tokens, slots = shape_of(operand_named(op, "experts"))
+    each = min(1.0, cast(int, slots) / attribute(op, "num_experts"))
+    return 1 - (1 - each) ** _count(tuple(tokens), sizes)
 
 
 def _kv_bytes(op: Op, shape: StepShape) -> int:
@@ -208,6 +220,9 @@ def _layer_bytes(kv: KV, tokens: int) -> int:
 
 
 def _operations(op: Op, shape: StepShape) -> int:
+    if op.kind in EXPERTS:
+        pairs = _count(shape_of(op.out)[:-1], shape.sizes)
+        return 2 * pairs * _count(shape_of(op.args[1]), shape.sizes) // attribute(op, "num_experts")
     if op.kind in LINEARS:
         rows = _count(shape_of(op.args[0])[:-1], shape.sizes)
         return 2 * rows * _count(shape_of(op.args[1]), shape.sizes)
@@ -223,9 +238,9 @@ def _operations(op: Op, shape: StepShape) -> int:
 
 def _product_dtype(op: Op, narrow_queries: bool) -> str:
     """The type that both factors have, so that the machine could multiply in it; f32 where they differ."""
-    if op.kind == "qlinear":
+    if op.kind in ("qlinear", "qmoe_linear"):
         return _code_product(op)
-    if op.kind == "linear":
+    if op.kind in LINEARS:
         both = {tensor_of(op.args[0]).dtype, tensor_of(op.args[1]).dtype}
     elif op.kind == "paged_attention":
         cached = cast(KV, cast(Value, op.args[1]).type).streams[0].dtype

@@ -115,9 +115,24 @@ def _split_rows(ev: Evaluator, op: Op, index: int, lo: int, hi: int) -> Array | 
 def _reshape_rows(ev: Evaluator, op: Op, index: int, lo: int, hi: int) -> Array | None:
     shape = _shape(op.outs[index])
     source = _shape(op.args[0])
-    if not source or not shape or source[0] != shape[0]:
+    if source and shape and source[0] == shape[0]:
+        return ev.rows(op.args[0], lo, hi).reshape(hi - lo, *shape[1:])
+    if len(source) < 2 or source[2:] != shape[1:] or source[0] * source[1] != shape[0] or lo == hi:
         return None
-    return ev.rows(op.args[0], lo, hi).reshape(hi - lo, *shape[1:])
+    return _stacked_rows(ev, op.args[0], source[1], lo, hi)
+
+
+def _stacked_rows(ev: Evaluator, arg: Arg, count: int, lo: int, hi: int) -> Array:
+    """Rows lo..hi of matrices of `count` rows each, stacked."""
+    first, last = lo // count, -(-hi // count)
+    part = ev.rows(arg, first, last)
+    cuts = [slice(max(0, lo - i * count), min(count, hi - i * count)) for i in range(first, last)]
+    parts = [matrix[cut] for matrix, cut in zip(part, cuts, strict=True)]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _transpose_rows(ev: Evaluator, op: Op, index: int, lo: int, hi: int) -> Array | None:
+    return apply(op, [ev.rows(op.args[0], lo, hi)], {})[0] if op.attrs["perm"][0] == 0 else None
 
 
 def _each_row(ev: Evaluator, op: Op, index: int, lo: int, hi: int) -> Array | None:
@@ -129,4 +144,5 @@ def _each_row(ev: Evaluator, op: Op, index: int, lo: int, hi: int) -> Array | No
 _ROW_RULES = {
     "dequantize": _each_row, "quantize_weight": _each_row,
     "concat": _concat_rows, "slice": _slice_rows, "split": _split_rows, "reshape": _reshape_rows,
+    "transpose": _transpose_rows,
 }  # fmt: skip

@@ -51,10 +51,10 @@ class Generated:
     @property
     def default_levels(self) -> tuple[str, ...]:
         """The ISA levels that are worth a library each."""
-        linears = [op for op in self.graph.ops if op.kind == "linear"]
+        linears = [op for op in self.graph.ops if op.kind in ("linear", "moe_linear")]
         return default_levels(
             bf16=any(dtype_of(op.args[0]) is DType.BF16 for op in linears),
-            int8=any(op.kind == "qlinear" and in_integers(op) for op in self.graph.ops),
+            int8=any(op.kind in ("qlinear", "qmoe_linear") and in_integers(op) for op in self.graph.ops),
         )
 
 

@@ -49,15 +49,15 @@ class Context:
     def is_constant(self, arg: Arg) -> bool:
         return isinstance(arg, Weight) or (isinstance(arg, Value) and arg.name in self.schedule.constants)
 
-    def weight(self, arg: Value | Weight, layout: str = "plain") -> str:
+    def weight(self, arg: Value | Weight, layout: str = "plain", experts: int = 1) -> str:
         """Pointer to a packed array."""
-        index, packed = self.weights.use(arg, layout)
+        index, packed = self.weights.use(arg, layout, experts)
         self.used.add(index)
         return f"weight<{ctype(packed.dtype)}>(weights, {index})"
 
-    def matrix(self, matrix: Matrix, layout: str) -> str:
+    def matrix(self, matrix: Matrix, layout: str, experts: int = 1) -> str:
         """Pointer to a packed quantised matrix."""
-        index = self.weights.use_matrix(matrix, layout)
+        index = self.weights.use_matrix(matrix, layout, experts)
         self.used.add(index)
         return f"weight<{ctype(DType.U8)}>(weights, {index})"
 

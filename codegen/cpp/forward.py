@@ -18,8 +18,11 @@ from passes.group_pointwise import groupable
 from passes.memory.schedule import Kernel
 from passes.memory.sizes import PARTIALS, scratch_bytes
 
-HEADERS = ("attention.h", "epilogue.h", "kv_write.h", "linear.h", "pointwise.h", "quantize.h", "rows.h")
-SHARING = ("linear", "qlinear", "paged_attention")  # kernels whose threads draw their work from a counter
+HEADERS = (
+    "attention.h", "choose.h", "epilogue.h", "kv_write.h", "moe.h", "pointwise.h", "quantize.h", "rows.h",
+)  # fmt: skip
+# Kernels whose threads draw their work from a counter.
+SHARING = ("linear", "qlinear", "moe_linear", "qmoe_linear", "paged_attention")
 
 
 @dataclass

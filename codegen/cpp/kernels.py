@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from codegen.cpp import kv, linears, moves, qlinears, rows
+from codegen.cpp import experts, kv, linears, moves, qlinears, rows
 from codegen.cpp.context import Context, dtype_of, shape_of
 from codegen.cpp.spelling import call, ctype, literal, size
 from ir.dims import product
@@ -33,6 +33,10 @@ KERNELS: dict[str, Printer] = {
     "embed": linears.embed,
     "qlinear": qlinears.qlinear,
     "qembed": qlinears.qembed,
+    "topk": experts.topk,
+    "take_along": experts.take_along,
+    "moe_linear": experts.moe_linear,
+    "qmoe_linear": experts.qmoe_linear,
     "quantize": qlinears.quantize,
     "dequantize": qlinears.dequantize,
     "rms_norm": rows.norm,

@@ -32,9 +32,7 @@ def flat_rows(ctx: Context, op: Op, arg: Value) -> tuple[str, str]:
 
 def linear(ctx: Context, op: Op) -> list[str]:
     x, w = cast(Value, op.args[0]), cast(Any, op.args[1])
-    if not ctx.is_constant(w) or (dtype_of(x), dtype_of(w)) not in FACTORS:
-        pairs = " or ".join(f"{a} by {b}" for a, b in FACTORS)
-        raise refuse(op, f"{dtype_of(x)} by {dtype_of(w)}; there is {pairs}, where the weight is a constant")
+    check_factors(ctx, op)
     rows, ld = flat_rows(ctx, op, x)
     k, n, gated = shape_of(x)[-1], shape_of(op.out)[-1], attribute(op, "gated")
     packed = ctx.weight(w, "paired" if gated else "panels")
@@ -45,6 +43,14 @@ def linear(ctx: Context, op: Op) -> list[str]:
             ctx.pointer(x), ld, rows, k, n, packed, ctx.scratch(op), "finish",
         ),
     ]  # fmt: skip
+
+
+def check_factors(ctx: Context, op: Op) -> None:
+    """Raises CodegenError where x, operand 0, and the weight, operand 1, have types without a kernel."""
+    x, w = (dtype_of(a) for a in op.args[:2])
+    if not ctx.is_constant(op.args[1]) or (x, w) not in FACTORS:
+        pairs = " or ".join(f"{a} by {b}" for a, b in FACTORS)
+        raise refuse(op, f"{x} by {w}; there is {pairs}, where the weight is a constant")
 
 
 def epilogue(ctx: Context, op: Op, bias: Arg, residual: Value | None) -> str:

@@ -31,12 +31,13 @@ def _pack(weight: PackedWeight, evaluator: Evaluator, out: Array, chunk_bytes: i
     step = chunk_rows(weight, chunk_bytes)
     if weight.layout in ("plain", "table"):
         fill_rows(weight, evaluator, out, chunk_bytes)
-    elif weight.layout == "panels":
-        _pack_panels(weight, evaluator, out, range(weight.shape[0]), step)
     else:
-        half = weight.shape[0] // 2
-        _pack_panels(weight, evaluator, out[0::2], range(half), step)
-        _pack_panels(weight, evaluator, out[1::2], range(half, 2 * half), step)
+        halves, count = (2 if weight.layout == "paired" else 1), weight.experts
+        rows = weight.shape[0] // count // halves
+        for part in range(count * halves):
+            first = part // halves * weight.panels + part % halves
+            panels = out[first : first + weight.panels : halves]
+            _pack_panels(weight, evaluator, panels, range(part * rows, (part + 1) * rows), step)
 
 
 def _pack_panels(weight: PackedWeight, evaluator: Evaluator, out: Array, rows: range, step: int) -> None:

@@ -11,7 +11,7 @@ from codegen.cpp.spelling import call, size, stored_ctype
 from ir.dims import product
 from ir.graph import Op, Value, Weight
 from ir.types import DType
-from passes.match import attribute, operand
+from passes.match import attribute, operand, operand_named
 
 GRIDS = {None: "Exact", "i8": "Int8", "f8e4m3": "Float8"}
 STEP = 8  # groups along K have a multiple of
@@ -22,7 +22,7 @@ def qlinear(ctx: Context, op: Op) -> list[str]:
     x, gated = cast(Value, op.args[0]), attribute(op, "gated")
     if dtype_of(x) not in FLOATS:
         raise refuse(op, f"an x of {dtype_of(x)}; there are {' and '.join(FLOATS)}")
-    matrix = _matrix(ctx, op, 1)
+    matrix = matrix_of(ctx, op)
     rows, ld = flat_rows(ctx, op, x)
     name, grid = "qlinear", ""
     if not in_integers(op):
@@ -31,7 +31,7 @@ def qlinear(ctx: Context, op: Op) -> list[str]:
         epilogue(ctx, op, operand(op, 5), cast("Value | None", operand(op, 6))),
         call(
             f"{name}<{'true' if gated else 'false'}{grid}>", ctx.pointer(x), ld, rows, shape_of(op.out)[-1],
-            _spelled(ctx, matrix, "paired" if gated else "panels"), attribute(op, "x_group_size"),
+            spelled(ctx, matrix, "paired" if gated else "panels"), attribute(op, "x_group_size"),
             ctx.scratch(op), "finish",
         ),
     ]  # fmt: skip
@@ -39,7 +39,8 @@ def qlinear(ctx: Context, op: Op) -> list[str]:
 
 def in_integers(op: Op) -> bool:
     """Whether a linear multiplies codes; else it multiplies the floats that they stand for."""
-    codes, zero = dtype_of(op.args[1]), attribute(op, "zero") if operand(op, 3) is None else 0
+    codes, zeros = dtype_of(op.args[1]), operand_named(op, "zero")
+    zero = attribute(op, "zero") if zeros is None else 0
     x_group = attribute(op, "x_group_size")
     if attribute(op, "x_dtype") != "i8" or codes is DType.F8E4M3 or x_group % STEP:
         return False
@@ -50,15 +51,15 @@ def qembed(ctx: Context, op: Op) -> list[str]:
     ids = cast(Value, op.args[0])
     if dtype_of(op.out) not in FLOATS or not ctx.is_contiguous(ids):
         raise refuse(op, "the ids must be contiguous and the result f32 or bf16")
-    matrix = _matrix(ctx, op, 1)
-    table = _spelled(ctx, matrix, "panels")
+    matrix = matrix_of(ctx, op)
+    table = spelled(ctx, matrix, "panels")
     count = size(product(shape_of(ids)))
     return [call("qembed", ctx.pointer(ids), count, table, matrix.shape[0], ctx.pointer(op.out))]
 
 
-def _matrix(ctx: Context, op: Op, first: int) -> Matrix:
-    """What operands from `first` on are. Raises CodegenError where they are not constants, or not packed."""
-    q, scale, zero, offset = (cast(Any, operand(op, first + i)) for i in range(4))
+def matrix_of(ctx: Context, op: Op) -> Matrix:
+    """Codes and what scales them. Raises CodegenError where they are not constants, or not packed."""
+    q, scale, zero, offset = (cast(Any, operand_named(op, n)) for n in ("q", "scale", "zero", "offset"))
     if not all(ctx.is_constant(part) for part in (q, scale, zero, offset) if part is not None):
         raise refuse(op, "codes and scales of a matrix must be constants")
     group_size = attribute(op, "group_size")
@@ -70,11 +71,12 @@ def _matrix(ctx: Context, op: Op, first: int) -> Matrix:
     return Matrix(q, scale, zero, offset, 0 if whole else group_size, attribute(op, "zero"))
 
 
-def _spelled(ctx: Context, matrix: Matrix, layout: str) -> str:
+def spelled(ctx: Context, matrix: Matrix, layout: str, experts: int = 1) -> str:
     types = ("No" if kind is None else stored_ctype(kind) for kind in matrix.kinds)
     kind = ", ".join((f"Codes::{CODES[matrix.dtype]}", *types))
     n, k = matrix.shape
-    return f"Matrix<{kind}>{{{ctx.matrix(matrix, layout)}, {k}, {matrix.group_size}, {matrix.kept_zero}}}"
+    data = ctx.matrix(matrix, layout, experts)
+    return f"Matrix<{kind}>{{{data}, {k}, {matrix.group_size}, {matrix.kept_zero}}}"
 
 
 def quantize(ctx: Context, op: Op) -> list[str]:

@@ -12,7 +12,7 @@ from ir.types import DType
 from passes.match import attribute, operand
 
 
-def _inner(ctx: Context, x: Value, rank: int = 1) -> str:
+def inner_rows(ctx: Context, x: Value, rank: int = 1) -> str:
     """`Rows` of an operand whose last `rank` axes are one row."""
     shape = shape_of(x)
     width = product(shape[len(shape) - rank :])
@@ -43,9 +43,8 @@ def norm(ctx: Context, op: Op) -> list[str]:
         raise refuse(op, "weight and bias must have one shape and the input be f32")
     weights = [ctx.pointer(w)] if op.kind == "rms_norm" else [ctx.pointer(w), ctx.pointer(b)]
     eps = literal(op.attr("eps"), DType.F32)
-    return [
-        call(op.kind, ctx.pointer(x), _inner(ctx, x, rank), *weights, steps.pop(), eps, ctx.pointer(op.out))
-    ]
+    rows = inner_rows(ctx, x, rank)
+    return [call(op.kind, ctx.pointer(x), rows, *weights, steps.pop(), eps, ctx.pointer(op.out))]
 
 
 def rope(ctx: Context, op: Op) -> list[str]:
@@ -68,7 +67,7 @@ def rope(ctx: Context, op: Op) -> list[str]:
         call(
             name,
             ctx.pointer(x),
-            _inner(ctx, x),
+            inner_rows(ctx, x),
             ctx.pointer(cos),
             ctx.pointer(sin),
             form,
@@ -85,7 +84,7 @@ def reduction(ctx: Context, op: Op) -> list[str]:
     if not axes or axes != list(range(max(axes[0], 1), axes[-1] + 1)):
         raise refuse(op, f"it reduces axes {axes} of {list(shape)}; there is a kernel for neighbouring ones")
     width, inner = product(shape[axes[0] : axes[-1] + 1]), product(shape[axes[-1] + 1 :])
-    rows = _inner(ctx, x, len(shape) - axes[0])
+    rows = inner_rows(ctx, x, len(shape) - axes[0])
     scale = "1.0f" if op.kind != "mean" else f"1.0f / float({size(width)})"
     if axes[-1] != len(shape) - 1:
         name = "fold_rows<true>" if op.kind == "max" else "fold_rows<false>"
@@ -99,7 +98,7 @@ def along_last(ctx: Context, op: Op) -> list[str]:
     x = cast(Value, op.args[0])
     if op.attr("axis") != tensor_of(x).rank - 1 or (op.kind == "softmax" and dtype_of(x) is not DType.F32):
         raise refuse(op, "there is a kernel for the last axis of f32 values")
-    return [call(f"{op.kind}_rows", ctx.pointer(x), _inner(ctx, x), ctx.pointer(op.out))]
+    return [call(f"{op.kind}_rows", ctx.pointer(x), inner_rows(ctx, x), ctx.pointer(op.out))]
 
 
 def matmul(ctx: Context, op: Op) -> list[str]:

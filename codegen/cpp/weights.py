@@ -23,6 +23,7 @@ class PackedWeight:
     "paired" (panels of the two halves, alternating: gate, up), "table" (rows to look up) or "plain".
     source: the weight, or the value computed from weights. dtype: as packed. shape: before packing.
     matrix: what is packed where it is quantised, panels or paired, in bytes; its codes are the source.
+    experts: of so many the matrix is stacked, [E*N,K], each of which is packed as a matrix of its own.
     """
 
     name: str
@@ -31,14 +32,19 @@ class PackedWeight:
     dtype: DType
     shape: tuple[int, ...]
     matrix: Matrix | None = None
+    experts: int = 1
+
+    @property
+    def panels(self) -> int:
+        """Of one expert."""
+        halves = 2 if self.layout == "paired" else 1
+        return -(-(self.shape[0] // self.experts // halves) // PANEL) * halves
 
     @property
     def packed_shape(self) -> tuple[int, ...]:
         if self.layout in ("plain", "table"):
             return self.shape
-        halves = 2 if self.layout == "paired" else 1
-        rows, k = self.shape
-        panels = -(-(rows // halves) // PANEL) * halves
+        panels, k = self.experts * self.panels, self.shape[1]
         if self.matrix is not None:
             return (panels, self.matrix.panel_bytes)
         return (panels, -(-k // PAIR), PANEL, PAIR) if self.dtype is DType.BF16 else (panels, k, PANEL)
@@ -60,32 +66,32 @@ class WeightTable:
     """Collects what kernels read, in the order of the C ABI: one array per source and layout."""
 
     order: list[PackedWeight] = field(default_factory=list[PackedWeight])
-    _index: dict[tuple[str, str] | tuple[Matrix, str], int] = field(
-        default_factory=dict[tuple[str, str] | tuple[Matrix, str], int]
+    _index: dict[tuple[str | Matrix, str, int], int] = field(
+        default_factory=dict[tuple[str | Matrix, str, int], int]
     )
 
-    def use(self, arg: Weight | Value, layout: str) -> tuple[int, PackedWeight]:
+    def use(self, arg: Weight | Value, layout: str, experts: int = 1) -> tuple[int, PackedWeight]:
         """The array that holds an operand in a layout, and its index."""
-        index = self._index.setdefault((key(arg), layout), len(self.order))
+        index = self._index.setdefault((key(arg), layout, experts), len(self.order))
         if index == len(self.order):
-            self.order.append(_packed(arg, layout))
+            found = tensor_of(arg)
+            shape, dtype = tuple(int(d) for d in found.shape), packed_dtype(found.dtype, layout)
+            name = self._unused(_name(arg), layout)
+            self.order.append(PackedWeight(name, arg, layout, dtype, shape, experts=experts))
         return index, self.order[index]
 
-    def use_matrix(self, matrix: Matrix, layout: str) -> int:
+    def use_matrix(self, matrix: Matrix, layout: str, experts: int = 1) -> int:
         """The index of the array that holds a quantised matrix in a layout."""
-        index = self._index.setdefault((matrix, layout), len(self.order))
+        index = self._index.setdefault((matrix, layout, experts), len(self.order))
         if index == len(self.order):
-            name = f"{_name(matrix.codes)}.{layout}"
-            if any(name == other.name for other in self.order):  # the same codes with other scales
-                name = f"{_name(matrix.codes)}.{index}.{layout}"
-            self.order.append(PackedWeight(name, matrix.codes, layout, DType.U8, matrix.shape, matrix))
+            name, codes = self._unused(_name(matrix.codes), layout), matrix.codes
+            self.order.append(PackedWeight(name, codes, layout, DType.U8, matrix.shape, matrix, experts))
         return index
 
-
-def _packed(arg: Weight | Value, layout: str) -> PackedWeight:
-    found = tensor_of(arg)
-    shape = tuple(int(d) for d in found.shape)
-    return PackedWeight(f"{_name(arg)}.{layout}", arg, layout, packed_dtype(found.dtype, layout), shape)
+    def _unused(self, name: str, layout: str) -> str:
+        """A name in the file; the same codes may have other scales, the same matrix other experts."""
+        found = f"{name}.{layout}"
+        return f"{name}.{len(self.order)}.{layout}" if any(found == w.name for w in self.order) else found
 
 
 def _name(arg: Weight | Value) -> str:

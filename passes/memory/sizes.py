@@ -15,6 +15,7 @@ from passes.match import attribute
 SIZES = ("T", "R", "Q")
 PARTIALS = 64  # (token, partition) pairs whose attention may be computed apart; attention.h counts on it
 SPLITS = 16  # partitions of a decoding request's keys on a GPU; codegen/triton/attention.py counts on it
+EXPERTS = {"moe_linear": 2, "qmoe_linear": 3}  # the operand that says which experts each token chose
 Form = Mapping[str, int]  # bytes as a linear form: a coefficient for each of SIZES, "" the constant
 
 
@@ -38,6 +39,10 @@ def _cpu_scratch(op: Op) -> Dim:
     if op.kind == "qlinear":  # the same, of a multiple of 32: codes or floats, and what quantising gives
         *rows, width = tensor_of(op.args[0]).shape
         return normalize(sympy.Integer(4) * product(tuple(rows)) * (-(-int(cast(Any, width)) // 32) * 32))
+    if op.kind in EXPERTS:  # as those above, a row and its place for each slot
+        pairs, width = product(tensor_of(op.out).shape[:-1]), int(cast(Any, tensor_of(op.args[0]).shape[-1]))
+        step = 2 if op.kind == "moe_linear" else 32
+        return normalize(sympy.Integer(4) * pairs * (-(-width // step) * step + 1))
     if op.kind == "paged_attention":
         heads, size = tensor_of(op.out).shape[1:]
         return 4 * PARTIALS * int(heads) * (-(-int(size) // 16) * 16 + 2)
@@ -45,9 +50,19 @@ def _cpu_scratch(op: Op) -> Dim:
 
 
 def _gpu_scratch(op: Op) -> Dim:
-    if op.kind == "qlinear":
-        return _quantized_rows(op)
+    if op.kind in ("qlinear", "qmoe_linear", "moe_linear"):
+        rows = 0 if op.kind == "moe_linear" else _quantized_rows(op)
+        lists = 0 if op.kind == "qlinear" else _pair_lists(op)
+        return normalize(sympy.Integer(0) + rows + lists)
     return _partial_results(op) if op.kind == "paged_attention" else 0
+
+
+def _pair_lists(op: Op) -> Dim:
+    """Pairs of a token and an expert in order, and three numbers of each tile of them: one or more of each
+    tile, and one tile of each expert.
+    """
+    experts = tensor_of(op.args[EXPERTS[op.kind]]).shape
+    return normalize(sympy.Integer(16) * product(experts) + 12 * attribute(op, "num_experts"))
 
 
 def _quantized_rows(op: Op) -> Dim:

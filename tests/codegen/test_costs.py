@@ -11,6 +11,7 @@ import pytest
 from codegen import cpp
 from codegen.costs import LOOKUPS, Cost, Costs, StepShape
 from codegen.cpp.costs import costs_of
+from ir.dims import symbol
 from ir.types import DType
 from tests.codegen.harness import Arrays, arg, lower, paged_builder, random_weights, weight
 from tests.codegen.test_forward import HEADS, D, G, H, I, V, graph
@@ -105,3 +106,27 @@ def test_quantised_linears_count_as_linears_and_tables_by_their_rows() -> None:
     assert floats.weight_bytes == codes.weight_bytes == 3 * panel
     assert floats.operations == codes.operations == 2 * 3 * 48 * 64
     assert (floats.dtype, codes.dtype) == ("f32", "u4")
+
+
+def test_experts_count_the_rows_that_choose_them_and_the_bytes_of_those_chosen() -> None:
+    """4 tokens, each of 2 of 8 experts, meet 8 (1 - (3/4)^4) of them on average."""
+    b, _ = paged_builder()
+    x = b.op("embed", arg(b, "ids"), weight("x", 64, 32))
+    experts = b.op("take", weight("experts", 64, 2, dtype=DType.I32), arg(b, "ids"), axis=0)
+    y = b.op("moe_linear", x, weight("w", 8 * 40, 32), experts, num_experts=8, gated=True)
+    parts = weight("q", 8 * 24, 20, dtype=DType.U4), weight("s", 8 * 24, 1, dtype=DType.F16)
+    options = {"num_experts": 8, "group_size": 32, "zero": 8, "x_dtype": "i8"}
+    z = b.op("qmoe_linear", y, *parts, experts, **options)
+    out = b.op("reshape", z, shape=(symbol("T"), 48))
+    costs = costs_of(lower(b.graph([out])))
+    (plain,), (coded,) = (of_kind(costs, StepShape((4,), (4,), 4), k) for k in ("moe_linear", "qmoe_linear"))
+    assert (plain.operations, coded.operations) == (2 * 8 * 40 * 32, 2 * 8 * 24 * 20)
+    assert (plain.dtype, coded.dtype) == ("f32", "u4")
+    met, panel = 8 * (1 - 0.75**4), 64 + 32 * 16 // 2  # scales are filled up to 64 bytes
+    assert (plain.weight_bytes, coded.weight_bytes) == (round(met * 64 * 32 * 4), round(met * 2 * panel))
+    assert plain.activation_bytes == 4 * (4 * 32 + 4 * 2 + 4 * 2 * 20)  # rows, the choice, results
+    (alone,) = of_kind(costs, StepShape((1,), (1,), 1), "moe_linear")
+    assert alone.weight_bytes == 2 * 64 * 32 * 4
+    assert [k.label for k in costs.kernels if "moe" in k.op.kind] == [
+        "moe_linear 32 -> 40 gated of 8", "qmoe_linear 20 -> 24 of 8",
+    ]  # fmt: skip

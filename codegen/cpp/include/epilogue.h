@@ -21,6 +21,13 @@ struct Epilogue {
   const R* residual;  // rows r_ld apart; or null
   int64_t r_ld, N;
 
+  // That of one expert, whose biases are row e of [E, halves * N].
+  INLINE Epilogue of_expert(int64_t e, int64_t halves) const {
+    Epilogue mine = *this;
+    if (bias) mine.bias += e * halves * N;
+    return mine;
+  }
+
   INLINE F biased(F x, int64_t n, int64_t lanes) const { return bias ? x + load_n(bias + n, lanes) : x; }
 
   INLINE void put(int64_t t, int64_t n, F x, int64_t lanes) const {

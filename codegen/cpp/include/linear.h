@@ -72,22 +72,27 @@ struct RowTiles {
   int64_t first(int64_t i) const { return rows * i / count; }
 };
 
-// x[T, K], rows ld apart, as tiles of [depth/STEP][rows of the tile][STEP], one after the other, zero past K.
+constexpr int64_t PACK_SPAN = 256;  // elements that are packed at a time
+
+// A span of row r of a tile of `rows` rows, packed as [depth/STEP][rows][STEP], zero past K.
+template <class T, class X>
+INLINE void pack_span(const T* row, int64_t span, int64_t K, int64_t depth, int64_t r, int64_t rows, X* tile) {
+  constexpr int64_t S = STEP<X>;
+  int64_t k0 = span * PACK_SPAN, k1 = k0 + PACK_SPAN < K ? k0 + PACK_SPAN : K;
+  X* out = tile + r * S;
+  auto at = [&](int64_t k) -> X& { return out[k / S * S * rows + k % S]; };
+  for (int64_t k = k0; k < k1; k++) convert(row[k], &at(k));
+  if (k1 == K)
+    for (int64_t k = K; k < depth; k++) at(k) = {};
+}
+
+// x[T, K], rows ld apart, as tiles one after the other.
 template <class T, class X>
 KERNEL void pack_rows(Thread& th, const T* x, int64_t ld, int64_t K, int64_t depth, RowTiles tiles, X* packed) {
-  constexpr int64_t SPAN = 256, S = STEP<X>;
-  int64_t spans = (K + SPAN - 1) / SPAN, n = tiles.count * spans;
+  int64_t spans = (K + PACK_SPAN - 1) / PACK_SPAN, n = tiles.count * spans;
   for (int64_t i = th.first(n); i < th.last(n); i++) {
-    int64_t tile = i / spans, k0 = i % spans * SPAN, k1 = k0 + SPAN < K ? k0 + SPAN : K;
-    int64_t t0 = tiles.first(tile), rows = tiles.first(tile + 1) - t0;
-    for (int64_t r = 0; r < rows; r++) {
-      const T* row = x + (t0 + r) * ld;
-      X* out = packed + t0 * depth + r * S;
-      auto at = [&](int64_t k) -> X& { return out[k / S * S * rows + k % S]; };
-      for (int64_t k = k0; k < k1; k++) convert(row[k], &at(k));
-      if (k1 == K)
-        for (int64_t k = K; k < depth; k++) at(k) = {};
-    }
+    int64_t tile = i / spans, t0 = tiles.first(tile), rows = tiles.first(tile + 1) - t0;
+    for (int64_t r = 0; r < rows; r++) pack_span(x + (t0 + r) * ld, i % spans, K, depth, r, rows, packed + t0 * depth);
   }
 }
 

@@ -62,28 +62,33 @@ struct Float8 {
   static constexpr float LARGEST = 448;
 };
 
-// Rows of x as pack_rows packs them for f32, each group of `group` elements (0: all) rounded to a grid.
+// A row of a tile of R, as pack_rows packs it for f32, each group of `group` elements (0: all) rounded to a grid.
+template <class Grid, class T>
+INLINE void round_row(const T* row, int64_t K, int64_t group, int64_t R, float* out) {
+  int64_t step = group == 0 ? K : group;
+  for (int64_t g = 0; g < K; g += step) {
+    int64_t end = K - g < step ? K : g + step;
+    float scale = largest_of(row + g, end - g) / Grid::LARGEST, found[W];
+    for (int64_t k = g; k < end; k += W) {
+      F v = load_n(row + k, end - k), r;
+      EACH(NV) {
+        nf code = scaled(v.v[i], native_splat(inverse_of(scale)), native_splat(Grid::LARGEST));
+        r.v[i] = Grid::round(code) * native_splat(scale);
+      }
+      store(found, r);
+      for (int64_t j = 0; j < W && k + j < end; j++) out[(k + j) * R] = found[j];
+    }
+  }
+}
+
+// Rows of x, ld apart, rounded in tiles.
 template <class Grid, class T>
 KERNEL void pack_rounded(Thread& th, const T* x, int64_t ld, int64_t K, int64_t group, RowTiles tiles, float* packed) {
-  int64_t step = group == 0 ? K : group, tile = 0;
+  int64_t tile = 0;
   for (int64_t t = th.first(tiles.rows); t < th.last(tiles.rows); t++) {
     while (tiles.first(tile + 1) <= t) tile++;
-    int64_t t0 = tiles.first(tile), rows = tiles.first(tile + 1) - t0;
-    const T* row = x + t * ld;
-    float* out = packed + t0 * K + (t - t0);
-    for (int64_t g = 0; g < K; g += step) {
-      int64_t end = K - g < step ? K : g + step;
-      float scale = largest_of(row + g, end - g) / Grid::LARGEST, found[W];
-      for (int64_t k = g; k < end; k += W) {
-        F v = load_n(row + k, end - k), r;
-        EACH(NV) {
-          nf code = scaled(v.v[i], native_splat(inverse_of(scale)), native_splat(Grid::LARGEST));
-          r.v[i] = Grid::round(code) * native_splat(scale);
-        }
-        store(found, r);
-        for (int64_t j = 0; j < W && k + j < end; j++) out[(k + j) * rows] = found[j];
-      }
-    }
+    int64_t t0 = tiles.first(tile);
+    round_row<Grid>(x + t * ld, K, group, tiles.first(tile + 1) - t0, packed + t0 * K + (t - t0));
   }
 }
 
