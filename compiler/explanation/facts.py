@@ -44,6 +44,28 @@ class Rotary:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """A mixture of experts, of which `chosen` of `count` are computed for each token.
+
+    inner: width between an expert's matrices. activation: there, or the ops that it is written out in. gated:
+    whether it is multiplied by a second product. scores: softmax or sigmoid, if they are chosen by that.
+    router: the module of the linear that they are chosen by. weights: the stacks' names. shared: modules
+    beside them that every token is given to.
+    """
+
+    count: int
+    chosen: int
+    inner: int
+    activation: str
+    gated: bool
+    bias: bool
+    scores: str
+    router: str
+    weights: tuple[str, ...]
+    shared: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Missed:
     """A pattern that began to match at an op, and why it did not."""
 
@@ -60,7 +82,8 @@ class Layer:
     """The ops of one numbered module; index None: of what is outside of all.
 
     linears: what is left of them after the passes, in the order in which they run, of `num_linears` in the
-    model. norms, others: how often each op is there. rewritten: how many ops each pass changed.
+    model. experts: mixtures of them. norms, others: how often each op is there. rewritten: how many ops each
+    pass changed.
     """
 
     container: str
@@ -73,6 +96,7 @@ class Layer:
     others: Mapping[str, int]
     rewritten: Mapping[str, int]
     misses: tuple[Missed, ...]
+    experts: tuple[Experts, ...] = ()
 
     @property
     def name(self) -> str:

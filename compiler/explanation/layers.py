@@ -8,11 +8,12 @@ none.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from compiler.explanation.attention import attention_of
-from compiler.explanation.facts import Attention, Layer, Missed, Rotary
+from compiler.explanation.experts import mixtures
+from compiler.explanation.facts import Attention, Experts, Layer, Missed, Rotary
 from ir.graph import Arg, Graph, Op, Value, Weight
 from ir.ops import OPS
 from ir.types import KV
@@ -23,7 +24,7 @@ OUTSIDE: Key = ("", None)
 
 ATTENTIONS = ("attention", "paged_attention")
 NORMS = ("rms_norm", "layer_norm")
-_SHOWN = frozenset({"softmax", "sum", "mean", "max", "cumsum", "matmul", "conv1d", "embed", "take"})
+_SHOWN = frozenset({"softmax", "sum", "mean", "max", "cumsum", "matmul", "conv1d", "embed", "take", "topk"})
 
 
 def layer_of(loc: str) -> Key:
@@ -141,6 +142,7 @@ class _Reader:
             others=dict(Counter(op.kind for op in ops if self.is_shown(op))),
             rewritten=self.history.rewritten.get(key, {}),
             misses=tuple(self.history.misses.get(key, ())),
+            experts=tuple(self.experts(ops, prefix)),
         )
 
     def is_shown(self, op: Op) -> bool:
@@ -162,6 +164,15 @@ class _Reader:
             tuple(tables),
         )
 
+    def experts(self, ops: Sequence[Op], prefix: str) -> Iterator[Experts]:
+        """Names are those within the layer."""
+        for found in mixtures(ops, self.makers):
+            weights, shared, (router,) = (
+                tuple(name.removeprefix(f"{prefix}.") for name in names)
+                for names in (found.weights, found.shared, (found.router,))
+            )
+            yield replace(found, weights=weights, shared=shared, router=router)
+
     def linear(self, op: Op, prefix: str) -> str:
         """Its weights' names within the layer, and what it does besides multiplying."""
         names = [w.name.removesuffix(".weight") for w in self.weights(op.args[1])]
@@ -173,7 +184,7 @@ class _Reader:
             *(["bias"] if operand(op, 2) is not None else []),
             *(["residual"] if operand(op, 3) is not None else []),
         ]
-        return _joined(names) + (f" ({', '.join(notes)})" if notes else "")
+        return joined(names) + (f" ({', '.join(notes)})" if notes else "")
 
     def weights(self, arg: Arg) -> list[Weight]:
         """The weights that an operand is made from, through all ops between."""
@@ -184,7 +195,7 @@ class _Reader:
         return list(dict.fromkeys(found))
 
 
-def _joined(names: Sequence[str]) -> str:
+def joined(names: Sequence[str]) -> str:
     """self_attn.q_proj + k_proj + v_proj: the module that all are in is said once."""
     folder = names[0].rpartition(".")[0] if names else ""
     shown = (

@@ -11,6 +11,7 @@ from typing import Any
 from compiler.explanation.facts import (
     Attention,
     Detail,
+    Experts,
     Explanation,
     Group,
     Layer,
@@ -19,7 +20,7 @@ from compiler.explanation.facts import (
     Refusal,
     Rotary,
 )
-from compiler.explanation.layers import layer_of
+from compiler.explanation.layers import joined, layer_of
 from runtime.errors import printable, shorten
 
 Row = tuple[str, str]
@@ -163,6 +164,7 @@ def _rows(layer: Layer) -> Iterator[Row]:
             else ""
         )
         yield "linears", was + "; ".join(layer.linears)
+    yield from (("experts", _experts(e)) for e in layer.experts)
     if layer.others:
         yield "others", _counts(layer.others)
     shown = {n: c for n, c in layer.rewritten.items() if n.startswith(SHOWN)}
@@ -200,6 +202,24 @@ def _attention(a: Attention) -> str:
     ]
     heads = f"{_number(a.query_heads, 'query head')}, {_number(a.kv_heads, 'KV head')}"
     return f"{heads}, size {size}, {', '.join(notes)}"
+
+
+def _experts(e: Experts) -> str:
+    chosen = f"{e.chosen} of {e.count}" + (f" by {e.scores}" if e.scores else "")
+    chosen += f" of {e.router}" if e.router and e.scores else f" by {e.router}" if e.router else ""
+    notes = [
+        f"width {e.inner}",
+        *([e.activation] if e.activation != "none" else []),
+        *(["gated"] if e.gated else []),
+        *(["bias"] if e.bias else []),
+    ]
+    shared = f"; and for every token {', '.join(e.shared)}" if e.shared else ""
+    return f"{chosen}, {', '.join(notes)}: {joined(_few(e.weights))}{shared}"
+
+
+def _few(names: Sequence[str]) -> list[str]:
+    """Not all, where each expert has arrays of its own."""
+    return [*names[:3], *([f".. {len(names)} arrays"] if len(names) > 3 else [])]
 
 
 def _rotary(r: Rotary) -> str:

@@ -20,6 +20,7 @@ from ir.graph import Graph, tensor_of
 from ir.text import print_graph
 from tests.cli.staged import D, H, imported, write
 from tests.compiler.decoder import Decoder, summing
+from tests.compiler.moe import Moe
 
 BYTES = {"f32": 4, "bf16": 2}
 
@@ -67,6 +68,37 @@ def test_each_layer_is_as_configured(tmp_path: Path, model: Decoder, dtype: str)
         assert (layer.num_linears, len(layer.linears)) == (4, 2)  # q, k and v are one; o adds the residual
         assert layer.rewritten["fuse_rope"] == 2 and layer.rewritten["fuse_attention"] == 1
         assert dict(layer.norms) == {"rms_norm (eps 1e-05)": 1}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_experts_are_shown_as_such(tmp_path: Path, shared: bool) -> None:
+    found = explain(tmp_path, Decoder([None] * 2, extra=Moe(experts=6, chosen=3, inner=20, shared=shared)))
+    assert found.refused is None
+    for layer in found.layers[:2]:
+        (experts,) = layer.experts
+        assert (experts.count, experts.chosen, experts.inner) == (6, 3, 20)
+        assert (experts.activation, experts.gated, experts.bias) == ("silu", True, False)
+        assert (experts.scores, experts.router) == ("softmax", "moe.gate")
+        assert experts.weights == ("moe.experts.up", "moe.experts.down")
+        assert experts.shared == (("moe.shared",) if shared else ())
+        assert "moe_linear" not in layer.others and layer.others["topk"] == 1
+    assert found.json["layers"][0]["experts"][0]["count"] == 6
+    row = "3 of 6 by softmax of moe.gate, width 20, silu, gated: moe.experts.up + down"
+    text = " ".join(str(found).split())
+    assert row + ("; and for every token moe.shared" if shared else " others") in text
+
+
+def test_a_gate_that_is_no_epilogue_is_shown_by_its_ops(tmp_path: Path) -> None:
+    text = print_graph(Decoder([None], extra=Moe()).graph())
+    (line,) = [line for line in text.splitlines() if " = silu " in line]
+    name = line.split()[0]
+    clamped = line.replace(" = silu", "c = clamp").replace(" :", " {high=2.0} :").replace(name, name + "c")
+    clamped = clamped.replace(name + "cc", name + "c")
+    path = tmp_path / "made.ir"
+    source = line.split("silu ")[1].split()[0]
+    path.write_text(text.replace(line, f"{clamped}\n{line.replace(source, name + 'c')}"))
+    (experts,) = compiler.explain(path).layers[0].experts
+    assert (experts.activation, experts.gated) == ("clamp silu mul", True)
 
 
 def test_kv_groups_hold_the_layers_of_each_window(tmp_path: Path) -> None:

@@ -16,44 +16,21 @@ from compiler.quantization.options import Quantization
 from compiler.quantization.rtn import round_to_nearest
 from compiler.quantization.text import Windows
 from compiler.weights import ArraySource
-from ir.build import GraphBuilder
-from ir.graph import Value, Weight
 from ir.ops.quantize import dequantize, round_weight
 from ir.stream import in_place
-from ir.types import DType, Tensor
-from tests.compiler.decoder import Decoder, S
+from ir.types import DType
+from tests.compiler.decoder import Decoder
+from tests.compiler.moe import Moe
 from tests.quantization.made import CONTEXT, VOCAB, decision
 
-WIDTH, INNER, EXPERTS, CHOSEN = 32, 24, 5, 2
+MOE = Moe(experts=5, chosen=2)
+WIDTH, INNER = MOE.width, MOE.inner
 UP, DOWN = "model.layers.{}.moe.experts.up", "model.layers.{}.moe.experts.down"
-ROUTERS = [f"model.layers.{n}.moe.gate.weight" for n in (0, 1)]
 TEXT = Windows(tuple(np.random.default_rng(i).integers(0, VOCAB, 40, np.int32) for i in range(3)), "made")
 
 
-def moe(b: GraphBuilder, x: Value, n: int) -> Value:
-    """A block as the importer gives it: stacks [E,N,K], gate and up in one, and the residual."""
-    path = f"model.layers.{n}.moe"
-
-    def stack(name: str, rows: int, columns: int) -> Value:
-        weight = Weight(name.format(n), Tensor(DType.F32, (EXPERTS, rows, columns)))
-        return b.op("reshape", weight, shape=(EXPERTS * rows, columns), loc=f"{path}.experts")
-
-    rows = b.op("reshape", x, shape=(S, WIDTH), loc=path)
-    router = Weight(ROUTERS[n], Tensor(DType.F32, (EXPERTS, WIDTH)))
-    scores = b.op("softmax", b.op("linear", rows, router, loc=f"{path}.gate"), axis=1, loc=path)
-    top, chosen = b.op("topk", scores, k=CHOSEN, loc=path, several=True)
-    args = {"num_experts": EXPERTS, "loc": f"{path}.experts"}
-    both = b.op("moe_linear", rows, stack(UP, 2 * INNER, WIDTH), chosen, **args)
-    gate, up = b.op("split", both, axis=2, sizes=(INNER, INNER), loc=path, several=True)
-    inner = b.op("mul", b.op("silu", gate, loc=path), up, loc=path)
-    down = b.op("moe_linear", inner, stack(DOWN, WIDTH, INNER), chosen, **args)
-    share = b.op("reshape", top, shape=(S, CHOSEN, 1), loc=path)
-    total = b.op("sum", b.op("mul", down, share, loc=path), axes=(1,), loc=path)
-    return b.op("add", x, b.op("reshape", total, shape=(1, S, WIDTH), loc=path), loc=path)
-
-
 def imported(broken: str = "") -> Imported:
-    graph = Decoder([None, 8], heads=4, kv_heads=2, size=8, vocab=VOCAB, context=CONTEXT, extra=moe).graph()
+    graph = Decoder([None, 8], heads=4, kv_heads=2, size=8, vocab=VOCAB, context=CONTEXT, extra=MOE).graph()
     rng = np.random.default_rng(3)
     arrays = {w.name: rng.normal(size=w.type.shape, scale=0.3).astype(np.float32) for w in graph.weights}  # type: ignore[union-attr]
     for name in arrays:

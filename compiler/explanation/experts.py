@@ -1,0 +1,93 @@
+"""The mixtures of experts of a layer, before or after paging and quantisation, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import cast
+
+from compiler.explanation.facts import Experts
+from ir.graph import Arg, Op, Value, Weight
+from ir.ops import OPS
+from passes.match import attribute, operand_named, shape
+
+MOE_LINEARS = ("moe_linear", "qmoe_linear")
+_LINEARS = ("linear", "qlinear")
+_ENDS = (*_LINEARS, *MOE_LINEARS, "topk", "embed", "attention", "paged_attention")
+Makers = Mapping[str, Op]
+
+
+def mixtures(ops: Sequence[Op], makers: Makers) -> list[Experts]:
+    """Of a layer's ops. makers: of the whole graph's values."""
+    found: dict[str, list[Op]] = {}
+    for op in ops:
+        if op.kind in MOE_LINEARS:
+            found.setdefault(_chosen(op), []).append(op)
+    return [_mixture(group, ops, makers) for group in found.values()]
+
+
+def _chosen(op: Op) -> str:
+    """The name of what says which experts each slot reads."""
+    chosen = operand_named(op, "experts")
+    return chosen.name if isinstance(chosen, Value) else repr(chosen)
+
+
+def _mixture(group: Sequence[Op], ops: Sequence[Op], makers: Makers) -> Experts:
+    last, chosen = group[-1], operand_named(group[0], "experts")
+    choice = next((op for op in _behind(chosen, makers) if op.kind == "topk"), None)
+    before = list(_behind(choice.args[0], makers)) if choice is not None else []
+    router = next((op for op in before if op.kind in _LINEARS), None)
+    score = next((op.kind for op in before if op.kind in ("softmax", "sigmoid")), "")
+    activation, gated = _activation(group, makers)
+    return Experts(
+        count=cast(int, last.attrs["num_experts"]),
+        chosen=cast(int, shape(chosen)[-1]),
+        inner=cast(int, shape(last.args[0])[-1]),
+        activation=activation,
+        gated=gated,
+        bias=any(operand_named(op, "b") is not None for op in group),
+        scores=score,
+        router="" if router is None else router.loc,
+        weights=tuple(dict.fromkeys(w.name for op in group for w in _weights(op.args[1], makers))),
+        shared=_shared(group, router, ops, makers),
+    )
+
+
+def _activation(group: Sequence[Op], makers: Makers) -> tuple[str, bool]:
+    """Between the first product and the last: an epilogue, or the ops that it is written out in."""
+    first, last = group[0], group[-1]
+    if attribute(first, "activation") != "none" or attribute(first, "gated"):
+        return str(attribute(first, "activation")), bool(attribute(first, "gated"))
+    between = [op.kind for op in reversed(list(_behind(last.args[0], makers)))]
+    shown = dict.fromkeys(kind for kind in between if OPS[kind].pointwise and kind != "cast")
+    return " ".join(shown) or "none", "split" in between or "slice" in between or len(group) > 2
+
+
+def _behind(arg: Arg, makers: Makers) -> Iterator[Op]:
+    """What makes a value, the nearest first, as far back as ops that read a matrix or choose."""
+    waiting, seen = [arg], set[str]()
+    while waiting:
+        arg = waiting.pop(0)
+        op = makers.get(arg.name) if isinstance(arg, Value) else None
+        if op is None or op.outs[0].name in seen:
+            continue
+        seen.add(op.outs[0].name)
+        yield op
+        waiting += [] if op.kind in _ENDS else op.args
+
+
+def _shared(group: Sequence[Op], router: Op | None, ops: Iterable[Op], makers: Makers) -> tuple[str, ...]:
+    """Modules beside the experts, with linears that every token reads: an epilogue may have given a linear
+    another place, so that its weights say where it is.
+    """
+    outer = group[-1].loc.rpartition(".")[0]
+    linears = [op for op in ops if op.kind in _LINEARS and op is not router]
+    modules = [w.name.rpartition(".")[0] for op in linears for w in _weights(op.args[1], makers)]
+    inside = [m.removeprefix(f"{outer}.").partition(".")[0] for m in modules if m.startswith(f"{outer}.")]
+    return tuple(dict.fromkeys(f"{outer}.{name}" for name in inside)) if outer else ()
+
+
+def _weights(arg: Arg, makers: Makers) -> list[Weight]:
+    if isinstance(arg, Weight):
+        return [arg]
+    op = makers.get(arg.name) if isinstance(arg, Value) else None
+    return [] if op is None else [w for a in op.args for w in _weights(a, makers)]
