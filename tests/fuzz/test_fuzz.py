@@ -23,6 +23,7 @@ CASES = {
     "weights": 30,
     "gpu": 10,
     "gguf": 20,
+    "onnx": 12,
     "template": 15,
     "tokenizer": 60,
 }

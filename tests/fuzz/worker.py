@@ -18,6 +18,7 @@ FUZZERS = {
     "safetensors": "safetensors_files",
     "index": "safetensors_files",
     "gguf": "gguf_files",
+    "onnx": "onnx_files",
     "ir": "ir_text",
     "passes": "ir_text",
     "artifact": "artifacts",

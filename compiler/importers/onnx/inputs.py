@@ -17,6 +17,7 @@ from compiler.importers.onnx.tensors import computed, element_type
 from compiler.importers.refused import ImportRefused
 from ir.dims import Dim, symbol
 from ir.graph import Value
+from ir.ops.base import MAX_SIZE
 from ir.types import DType
 from runtime.errors import shown
 
@@ -106,4 +107,6 @@ def _empty_past(shape: Axes) -> Known | None:
     batch = len(shape) - 4
     sizes = [1 if i == batch else 0 if isinstance(n, str) else n for i, n in enumerate(shape)]
     is_empty = 0 in sizes and shape[batch] in ("", 1) or isinstance(shape[batch], str) and 0 in sizes
+    if not all(0 <= n <= MAX_SIZE for n in sizes):
+        return None
     return Known(np.zeros(tuple(sizes), np.float32)) if is_empty else None

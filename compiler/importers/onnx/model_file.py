@@ -45,10 +45,26 @@ def read_model(path: Path) -> Model:
         proto = onnx.ModelProto.FromString(path.read_bytes())
     except Exception as error:  # protobuf's own DecodeError, which is not public
         raise ImportRefused(f"not an ONNX model: {one_line(error)}", where=str(path), todo=AGAIN) from None
+    if not _is_text(proto):
+        raise ImportRefused("not an ONNX model: a text in it is not UTF-8", where=str(path), todo=AGAIN)
     if not proto.HasField("graph") or not proto.graph.output:
         raise ImportRefused("not an ONNX model: it has no graph", where=str(path), todo=AGAIN)
     functions = {(domain_of(f), f.name): f for f in proto.functions}
     return Model(path, proto, _opsets(proto.opset_import, str(path)), functions)
+
+
+def _is_text(message: Any) -> bool:
+    """Whether all texts in a message are UTF-8: protobuf hands out others as bytes."""
+    for field, value in message.ListFields():
+        if field.type == field.TYPE_STRING and any(isinstance(v, bytes) for v in _each(field, value)):
+            return False
+        if field.type == field.TYPE_MESSAGE and not all(map(_is_text, _each(field, value))):
+            return False
+    return True
+
+
+def _each(field: Any, value: Any) -> Iterable[Any]:
+    return value if field.is_repeated else (value,)
 
 
 def _opsets(imports: Any, where: str) -> dict[str, int]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from compiler.importers.onnx.context import Context, Held, Known, Shared
 from compiler.importers.onnx.formula import FormulaError
+from compiler.importers.onnx.inputs import LENGTH
 from compiler.importers.onnx.model_file import Model, domain_of, in_order
 from compiler.importers.onnx.table import CONVERTERS
 from compiler.importers.onnx.tensors import stored_tensor
@@ -21,12 +23,31 @@ from runtime.errors import shown
 
 MAX_DEPTH = 16  # of functions in functions, and of branches
 MAX_VISITED = 1 << 16  # nodes, those of functions once for each call
-REFUSED = (ImportRefused, InferError, FormulaError, TypeError, ValueError, KeyError, IndexError)
+# Operands and attributes of another kind, rank or size than the op takes.
+REFUSED = (
+    *(ImportRefused, InferError, FormulaError, TypeError, ValueError, KeyError, IndexError),
+    *(AttributeError, ArithmeticError),
+)
 Env = dict[str, Held]
 
 
+@dataclass(frozen=True)
+class Frame:
+    """Where nodes stand: in the graph, or in a function or a branch that is called there.
+
+    env: what each name became. opsets: versions by domain. given: attributes of the function's call. around:
+    the module that it was called in.
+    """
+
+    env: Env
+    opsets: Mapping[str, int]
+    given: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    depth: int = 0
+    around: str = ""
+
+
 class Walk:
-    """What each name of the graph became."""
+    """Converts nodes, one after the other, into one graph of the IR."""
 
     def __init__(self, model: Model, shared: Shared, array: Callable[[Any], Any]) -> None:
         """array: reads a checked tensor."""
@@ -34,28 +55,22 @@ class Walk:
         self.ordered: dict[tuple[str, str], list[Any]] = {}  # nodes of functions
 
     def run(self, nodes: Sequence[Any], env: Env) -> None:
-        for node in nodes:
-            self.node(node, env, {}, dict(self.model.opsets), 0, "")
+        self._nodes(nodes, Frame(env, dict(self.model.opsets)))
 
-    def node(
-        self,
-        node: Any,
-        env: Env,
-        given: Mapping[str, Any],
-        opsets: Mapping[str, int],
-        depth: int,
-        around: str,
-    ) -> None:
-        """given: attributes of the function that the node is in. around: where that was called."""
-        loc = module_of(node) or around
+    def _nodes(self, nodes: Sequence[Any], frame: Frame) -> None:
+        for node in nodes:
+            self._node(node, frame)
+
+    def _node(self, node: Any, frame: Frame) -> None:
+        loc = module_of(node) or frame.around
         kind = ".".join(filter(None, (domain_of(node), node.op_type)))
         self.visited += 1
         try:
             if self.visited > MAX_VISITED:
                 raise ImportRefused(f"its functions are more than {MAX_VISITED} nodes where they are called")
-            if depth > MAX_DEPTH:
+            if frame.depth > MAX_DEPTH:
                 raise ImportRefused(f"functions and branches are more than {MAX_DEPTH} deep")
-            results = self._results(node, kind, env, given, opsets, depth, loc)
+            results = self._results(node, kind, replace(frame, around=loc))
         except REFUSED as error:
             if isinstance(error, ImportRefused) and error.op:
                 raise
@@ -65,36 +80,29 @@ class Walk:
             raise refused.at(kind, loc, "") from error
         for name, result in zip(node.output, results, strict=False):
             if name and result is not None:
-                env[name] = result
+                frame.env[name] = result
 
-    def _results(
-        self,
-        node: Any,
-        kind: str,
-        env: Env,
-        given: Mapping[str, Any],
-        opsets: Mapping[str, int],
-        depth: int,
-        loc: str,
-    ) -> Sequence[Any]:
-        attrs = {a.name: self._attribute(a, given) for a in node.attribute}
-        args = [env[name] if name else None for name in node.input]
+    def _results(self, node: Any, kind: str, frame: Frame) -> Sequence[Any]:
+        """frame: around the node, with its own module."""
+        attrs = {a.name: self._attribute(a, frame.given) for a in node.attribute}
+        args = [frame.env[name] if name else None for name in node.input]
         function = self.model.functions.get((domain_of(node), node.op_type))
         if function is not None:
-            return self._call(function, args, attrs, depth, loc)
+            return self._call(function, args, attrs, frame)
         if kind == "If":
-            return self._branch(args[0], attrs, env, given, opsets, depth, loc)
+            return self._branch(args[0], attrs, frame)
         if kind not in CONVERTERS:
             raise ImportRefused("this op has no converter")
         while args and args[-1] is None:
             args.pop()
         outputs = tuple(bool(name) for name in node.output)
-        context = Context(self.shared, node.op_type, loc, opsets.get(domain_of(node), 0), outputs)
+        version = frame.opsets.get(domain_of(node), 0)
+        context = Context(self.shared, node.op_type, frame.around, version, outputs)
         found = CONVERTERS[kind](context, *args, **{k: v for k, v in attrs.items() if v is not None})
         return found if isinstance(found, tuple) else (found,)
 
     def _call(
-        self, function: Any, args: Sequence[Any], attrs: Mapping[str, Any], depth: int, loc: str
+        self, function: Any, args: Sequence[Any], attrs: Mapping[str, Any], frame: Frame
     ) -> Sequence[Any]:
         """A function of the model, its nodes in place of the call."""
         defaults = {a.name: self._attribute(a, {}) for a in function.attribute_proto}
@@ -105,28 +113,18 @@ class Walk:
         if key not in self.ordered:
             where = f"function {shown(function.name)}"
             self.ordered[key] = in_order(function.node, function.input, where)
-        for node in self.ordered[key]:
-            self.node(node, _Optional(env), {**defaults, **attrs}, opsets, depth + 1, loc)
+        inner = Frame(_Optional(env), opsets, {**defaults, **attrs}, frame.depth + 1, frame.around)
+        self._nodes(self.ordered[key], inner)
         return [env[name] for name in function.output]
 
-    def _branch(
-        self,
-        condition: Any,
-        attrs: Mapping[str, Any],
-        env: Env,
-        given: Mapping[str, Any],
-        opsets: Mapping[str, int],
-        depth: int,
-        loc: str,
-    ) -> Sequence[Any]:
-        context = Context(self.shared, "If", loc, 0)
+    def _branch(self, condition: Any, attrs: Mapping[str, Any], frame: Frame) -> Sequence[Any]:
+        context = Context(self.shared, "If", frame.around, 0)
         chosen = bool(np.asarray(context.known(condition, "condition")).reshape(-1)[0])
-        branch, inner = attrs["then_branch" if chosen else "else_branch"], dict(env)
+        branch, env = attrs["then_branch" if chosen else "else_branch"], dict(frame.env)
         for tensor in branch.initializer:
-            inner[tensor.name] = Known(self.small(tensor))
-        for node in in_order(branch.node, inner, "a branch"):
-            self.node(node, inner, given, opsets, depth + 1, loc)
-        return [inner[out.name] for out in branch.output]
+            env[tensor.name] = Known(self.small(tensor))
+        self._nodes(in_order(branch.node, env, "a branch"), replace(frame, env=env, depth=frame.depth + 1))
+        return [env[out.name] for out in branch.output]
 
     def _attribute(self, attribute: Any, given: Mapping[str, Any]) -> Any:
         """A Python value; a tensor is Known, a graph itself, None one that the function's call leaves out."""
@@ -195,4 +193,8 @@ def logits_of(outputs: Sequence[Any], env: Env, shared: Shared) -> Value:
     if not isinstance(found, Value) or context.rank(found) != 3:
         what = f"the model must give logits [batch, sequence, vocabulary], not {shown(name)}"
         raise ImportRefused(what, where="output", todo="Export it with its language-model head")
+    batch, length, _ = context.shape(found)
+    if (batch, length) != (1, LENGTH):
+        what = f"its logits are {list(context.shape(found))}, and not a row for each of one sequence's tokens"
+        raise ImportRefused(what, where="output", todo="Export it with a batch and a length that may differ")
     return context.tensor(found, DType.F32)  # type: ignore[return-value]
