@@ -19,6 +19,7 @@ from codegen.triton.weights import CODES, WeightTable
 from ir.dims import Dim, normalize, product
 from ir.graph import Arg as Operand
 from ir.graph import Graph, Op, Value, Weight
+from ir.ops import OPS
 from ir.types import DType, Tensor
 from passes.memory.places import Place
 from passes.memory.schedule import Schedule
@@ -155,6 +156,13 @@ class Context:
         return Launch(kernel.name, tuple(grid), tuple(args.values()))
 
 
+def operands(op: Op) -> dict[str, Value | Weight]:
+    """The operands that there are, by the names of their declaration; a bias by its whole name."""
+    names = ("bias" if name == "b?" else name.rstrip("?") for name in OPS[op.kind].operands)
+    given = zip(names, op.args, strict=False)  # the last ones may be left out
+    return {name: cast("Value | Weight", arg) for name, arg in given if arg is not None}
+
+
 def refuse(op: Op, reason: str) -> CodegenError:
     return CodegenError(f"no Triton kernel for {op.kind}: {reason}", op)
 
@@ -186,6 +194,6 @@ def _is_multiple(offset: Any) -> bool:
 
 
 __all__ = [
-    "FLOATS", "POINTERS", "TYPES", "CodegenError", "Context", "dtype_of", "literal", "needs", "refuse",
-    "shape_of",
+    "FLOATS", "POINTERS", "TYPES", "CodegenError", "Context", "dtype_of", "literal", "needs", "operands",
+    "refuse", "shape_of",
 ]  # fmt: skip

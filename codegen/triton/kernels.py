@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from codegen.triton import moves, quantize, rows
+from codegen.triton import choose, moves, quantize, rows
 from codegen.triton.attention import paged_attention
 from codegen.triton.context import Context
 from codegen.triton.kv_write import kv_seal, kv_write
@@ -20,8 +20,12 @@ KERNELS: dict[str, Printer] = {
     "kv_write": kv_write,
     "kv_seal": kv_seal,
     "linear": linear,
+    "moe_linear": linear,
+    "topk": choose.topk,
+    "take_along": choose.take_along,
     "paged_attention": paged_attention,
     "qlinear": qlinear,
+    "qmoe_linear": qlinear,
     "qembed": quantize.qembed,
     "quantize": quantize.quantize,
     "dequantize": quantize.dequantize,

@@ -38,7 +38,7 @@ def _columns(ctx: Context, op: Op, x: Any, columns: Any) -> list[Case]:
     rows, tile = expression(shape[0]), row_tile(ctx.device, count)
     launch = ctx.launch(
         "take_columns",
-        render("take_columns", width=width, count=count, ld=ctx.ld(x), outside=_outside(x)),
+        render("take_columns", width=width, count=count, ld=ctx.ld(x), outside=outside(x)),
         {
             "x": ctx.pointer(x),
             "columns": ctx.pointer(columns),
@@ -52,7 +52,7 @@ def _columns(ctx: Context, op: Op, x: Any, columns: Any) -> list[Case]:
     return always(launch)
 
 
-def _outside(x: Any) -> str:
+def outside(x: Any) -> str:
     """What an index out of bounds gives."""
     return 'float("nan")' if dtype_of(x).is_float else "0"
 
@@ -65,7 +65,7 @@ def _gather(ctx: Context, op: Op, x: Any, indices: Any) -> list[Case]:
     tile = row_tile(ctx.device, width)
     launch = ctx.launch(
         op.kind,
-        render("take", width=width, ld=ctx.ld(x), outside=_outside(x)),
+        render("take", width=width, ld=ctx.ld(x), outside=outside(x)),
         {
             "x": ctx.pointer(x),
             "indices": ctx.pointer(indices),

@@ -16,9 +16,10 @@ from typing import Any, cast
 import sympy
 
 from codegen.triton import quantize
-from codegen.triton.context import FLOATS, TYPES, Context, dtype_of, literal, refuse, shape_of
-from codegen.triton.launch import Arg, Case, Expr, Launch, cdiv, expression, times
-from codegen.triton.linear import row_stride
+from codegen.triton.context import FLOATS, TYPES, Context, dtype_of, literal, operands, refuse, shape_of
+from codegen.triton.launch import Arg, Case, Launch, cdiv, expression, times
+from codegen.triton.linear import row_stride, tile_constants
+from codegen.triton.pairs import Pairs
 from codegen.triton.qlinear_tiles import CODES, NARROW, WIDE, qlinear_tiles
 from codegen.triton.render import render
 from codegen.triton.rows import Rows
@@ -28,12 +29,12 @@ from codegen.triton.weights import per_byte, row_bytes
 from ir.dims import Dim, normalize, product
 from ir.graph import Op, Value, Weight
 from ir.types import DType
-from passes.match import attribute, operand
+from passes.match import attribute
 
 LEAST_K = 32  # of a product of 8-bit codes
 UNBOUNDED = 1 << 30
 NATIVE_E4M3 = ("sm_90", "sm_100")
-OPTIONAL = ((3, "zero"), (4, "offset"), (5, "bias"), (6, "residual"))
+OPTIONAL = ("zero", "offset", "bias", "residual")
 
 
 def qlinear(ctx: Context, op: Op) -> list[Case]:
@@ -59,8 +60,7 @@ class QLinear:
     @cached_property
     def given(self) -> dict[str, Value | Weight]:
         """Optional operands that there are."""
-        found = {name: cast("Value | Weight | None", operand(self.op, i)) for i, name in OPTIONAL}
-        return {name: arg for name, arg in found.items() if arg is not None}
+        return {name: arg for name, arg in operands(self.op).items() if name in OPTIONAL}
 
     @cached_property
     def n(self) -> int:
@@ -78,6 +78,16 @@ class QLinear:
     @cached_property
     def num_rows(self) -> Dim:
         return product(shape_of(self.op.out)[:-1])
+
+    @cached_property
+    def pairs(self) -> Pairs | None:
+        """Of a linear of several experts; their lists lie behind x's codes and scales."""
+        return Pairs.of(self.ctx, self.op, self._codes_bytes(self.x_ld + 4 * self.x_groups))
+
+    def _codes_bytes(self, each: int) -> Dim:
+        """Of so many for each row of x, where it is quantised."""
+        rows = 0 if self.x_dtype is None else product(shape_of(self.x)[:-1])
+        return normalize(sympy.Integer(each) * rows)
 
     @cached_property
     def x_dtype(self) -> DType | None:
@@ -141,8 +151,11 @@ class QLinear:
         tiles = qlinear_tiles(
             self.ctx.device, self.kind, self.n, self.k, self.most_k if self.of_codes else UNBOUNDED,
             gated=attribute(self.op, "gated"), invariant=self.ctx.invariant,
+            experts=self.pairs and self.pairs.num_experts,
         )  # fmt: skip
         before = () if self.x_dtype is None else (self._quantize(),)
+        if self.pairs is not None:
+            return self.pairs.cases(tiles, self.launch, before)
         rows = expression(self.num_rows)
         if isinstance(rows, int):
             tiles = [(None, next(tile for most, tile in tiles if most is None or rows <= most))]
@@ -156,16 +169,16 @@ class QLinear:
                 raise refuse(self.op, f"an operand of type {dtype_of(arg)}; there is {', '.join(FLOATS)}")
         if dtype_of(self.q) is DType.U2:
             raise refuse(self.op, "weights of type u2; there is u4, i8, u8, f8e4m3")
-        if not all(self.ctx.is_constant(a) for a in self.op.args[1:5] if a is not None):
+        given = operands(self.op)
+        if not all(self.ctx.is_constant(given[n]) for n in ("q", "scale", "zero", "offset") if n in given):
             raise refuse(self.op, "weights that are not constant")
 
     @cached_property
     def _scratch(self) -> dict[str, Arg]:
         """Where x's codes and scales lie (passes.memory.sizes)."""
         dtype = "*i8" if self.x_dtype is DType.I8 else "*u8"
-        codes = normalize(sympy.Integer(1) * self.num_rows * self.x_ld)
-        scratch = self.ctx.scratch
-        return {"x": scratch(self.op, dtype), "x_scale": scratch(self.op, "*fp32", codes)}
+        scratch, scales = self.ctx.scratch, self._codes_bytes(self.x_ld)
+        return {"x": scratch(self.op, dtype), "x_scale": scratch(self.op, "*fp32", scales)}
 
     @cached_property
     def x_ld(self) -> int:
@@ -181,38 +194,29 @@ class QLinear:
             self.ctx, self.x, rows, self.x_dtype, self.x_group_size, to, self.x_ld
         )
 
-    def launch(self, tile: LinearTile) -> Launch:
+    def launch(self, tile: LinearTile, pairs: Pairs | None = None) -> Launch:
         ends = [attribute(self.op, "activation")] * (attribute(self.op, "activation") != "none")
         ends += ["gated"] * attribute(self.op, "gated")
         ends += [name for name in ("bias", "residual") if name in self.given]
-        constants = {
-            "BLOCK_M": tile.m,
-            "BLOCK_N": tile.n,
-            "BLOCK_K": tile.k,
-            "GROUP": tile.group,
-            "PARTS": tile.parts,
-            "CLAMPED": tile.clamped,
-            "EVEN_N": self.n % tile.n == 0,
-            "EVEN_K": self.k % tile.k == 0,
-        }
-        rows: Expr = expression(self.num_rows)
+        rows = {"rows": self.ctx.size(self.num_rows)} if pairs is None else pairs.args(tile)
+        tiles_m = cdiv(expression(self.num_rows), tile.m) if pairs is None else pairs.tiles_m(tile)
         return self.ctx.launch(
-            "_".join(["qlinear", *ends]),
-            render("qlinear", **self._hooks(tile)),
-            self._args,
-            (times(cdiv(rows, tile.m), cdiv(self.n, tile.n)),),
-            constants,
+            "_".join([self.op.kind, *ends, *(["direct"] if pairs and pairs.direct else [])]),
+            render("qlinear", pairs=pairs, **self._hooks(tile)),
+            self._args(rows),
+            (times(tiles_m, cdiv(self.n, tile.n)),),
+            tile_constants(tile, self.n, self.k),
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
         )
 
-    @cached_property
-    def _args(self) -> dict[str, Arg]:
+    def _args(self, rows: dict[str, Arg]) -> dict[str, Arg]:
+        """rows: what says which rows of y there are."""
         ctx = self.ctx
         args = {"x": ctx.pointer(self.x)} if self.x_dtype is None else dict(self._scratch)
         args |= {"w": ctx.codes(self.q), "scale": ctx.pointer(cast("Value | Weight", self.op.args[2]))}
         args |= {name: ctx.pointer(arg) for name, arg in self.given.items()}
-        args |= {"out": ctx.pointer(self.op.out), "rows": ctx.size(self.num_rows), "N": ctx.size(self.n)}
+        args |= {"out": ctx.pointer(self.op.out), **rows, "N": ctx.size(self.n)}
         args |= {"K": ctx.size(self.k), "x_ld": ctx.size(self.x_ld)}
         args["w_ld"] = ctx.size(row_bytes(dtype_of(self.q), self.k))
         if "residual" in self.given:

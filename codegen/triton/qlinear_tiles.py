@@ -19,14 +19,22 @@ NARROW, WIDE, CODES = "narrow", "wide", "codes"  # factors: bf16 or f16; f32; th
 
 
 def qlinear_tiles(
-    device: Device, kind: str, n: int, k: int, most_k: int, *, gated: bool, invariant: bool
+    device: Device,
+    kind: str,
+    n: int,
+    k: int,
+    most_k: int,
+    *,
+    gated: bool,
+    invariant: bool,
+    experts: int | None = None,
 ) -> list[tuple[int | None, LinearTile]]:
     """(most rows, tile) as of linear_tiles. most_k: elements of K that a tile takes at a time, at most."""
     if device.interpreted:
         ranges = [(None, 1)] if invariant else [(16, 16), (None, 64)]
         width = min(most_k, 1024, power_of_two(k))
         return [(most, LinearTile(m, min(2048, power_of_two(n)), width, 1, 1)) for most, m in ranges]
-    found = pick_tiles(device, TILES[device.arch, kind], n, k, gated, invariant)
+    found = pick_tiles(device, TILES[device.arch, kind], n, k, gated, invariant, experts)
     return [(most, _fit(tile, most_k)) for most, tile in found]
 
 

@@ -29,6 +29,8 @@ from codegen.triton.schedule import power_of_two
 
 # Steps are told apart by their rows: up to 16, 64, 512 and more. Tiles are picked for so many rows.
 DESIGN_ROWS: tuple[tuple[int | None, int], ...] = ((16, 16), (64, 64), (512, 256), (None, 2048))
+# Of linears of several experts: by the rows of an expert on average.
+EXPERT_ROWS: tuple[tuple[int | None, int], ...] = ((16, 16), (256, 64), (None, 512))
 BUSY = 2 / 3  # of the SMs: as many programs are enough
 MOST_STAGES = 8
 
@@ -64,25 +66,35 @@ def linear_tiles(
     wide: bool = False,
     aligned: bool = True,
     invariant: bool = False,
+    experts: int | None = None,
 ) -> list[tuple[int | None, LinearTile]]:
     """(most rows, tile) for steps of growing size; the last is for all others.
 
     n: columns of y. wide: whether factors are multiplied as f32. aligned: whether every row of x and w can be
-    read 16 bytes at a time. invariant: one tile for all steps.
+    read 16 bytes at a time. invariant: one tile for all steps. experts: of so many, each of n columns, where
+    there are several; rows are then those of one of them.
     """
     if device.interpreted:
         ranges = [(None, 1)] if invariant else [(16, 16), (None, 64)]
         return [(most, _interpreted(n, k, rows)) for most, rows in ranges]
-    return pick_tiles(device, TILES[device.arch, wide] if aligned else UNALIGNED, n, k, gated, invariant)
+    listed = TILES[device.arch, wide] if aligned else UNALIGNED
+    return pick_tiles(device, listed, n, k, gated, invariant, experts)
 
 
 def pick_tiles(
-    device: Device, listed: Sequence[LinearTile], n: int, k: int, gated: bool, invariant: bool
+    device: Device,
+    listed: Sequence[LinearTile],
+    n: int,
+    k: int,
+    gated: bool,
+    invariant: bool,
+    experts: int | None = None,
 ) -> list[tuple[int | None, LinearTile]]:
     """linear_tiles of those that are listed, from wide to narrow."""
     listed = [_gated(t) if gated else t for t in listed]
     found = [
-        (most, _fit_k(_widest(device, _of_rows(listed, rows), n, rows), k)) for most, rows in DESIGN_ROWS
+        (most, _fit_k(_widest(device, _of_rows(listed, rows), n, rows, experts or 1), k))
+        for most, rows in (DESIGN_ROWS if experts is None else EXPERT_ROWS)
     ]
     if invariant:
         return [(None, found[1][1])]
@@ -97,10 +109,10 @@ def _of_rows(listed: Sequence[LinearTile], rows: int) -> list[LinearTile]:
     return [t for t in listed if (t.m == 16) == (rows == 16) and t.m <= rows]
 
 
-def _widest(device: Device, listed: Sequence[LinearTile], n: int, rows: int) -> LinearTile:
+def _widest(device: Device, listed: Sequence[LinearTile], n: int, rows: int, matrices: int) -> LinearTile:
     """The first tile of which there are enough, or the last."""
     for tile in listed:
-        if -(-rows // tile.m) * -(-n // tile.n) >= BUSY * device.num_sms:
+        if matrices * -(-rows // tile.m) * -(-n // tile.n) >= BUSY * device.num_sms:
             return tile
     return listed[-1]
 

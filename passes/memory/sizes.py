@@ -58,8 +58,8 @@ def _gpu_scratch(op: Op) -> Dim:
 
 
 def _pair_lists(op: Op) -> Dim:
-    """Pairs of a token and an expert in order, and three numbers of each tile of them: one or more of each
-    tile, and one tile of each expert.
+    """The pairs of a token and an expert in order, and three numbers of each tile of them, of which there are
+    at most as many as pairs and one more of each expert.
     """
     experts = tensor_of(op.args[EXPERTS[op.kind]]).shape
     return normalize(sympy.Integer(16) * product(experts) + 12 * attribute(op, "num_experts"))
