@@ -115,6 +115,42 @@ def test_weight_ops_by_rows_are_the_whole_op(tmp_path: Path, chunk: int) -> None
     assert np.array_equal(bits[:19, :K], want[28:].astype(DType.BF16.numpy).view(np.uint16))
 
 
+class Counting(Arrays):
+    """Knows how many rows were read at once at most."""
+
+    most = 0
+
+    def rows(self, name: str, lo: int, hi: int) -> np.ndarray:
+        self.most = max(self.most, hi - lo)
+        return super().rows(name, lo, hi)
+
+    def read(self, name: str) -> np.ndarray:
+        raise AssertionError(f"{name} was read whole")
+
+
+@pytest.mark.parametrize("chunk", [1, 1500, 10**9])
+@pytest.mark.parametrize("layout", ["panels", "paired"])
+def test_stacked_matrices_are_packed_an_expert_at_a_time(tmp_path: Path, layout: str, chunk: int) -> None:
+    """[E,K,N] weights, as some checkpoints have them: their transposes stacked, [E*N,K]."""
+    experts, n = 5, 2 * 23
+    array = np.random.default_rng().standard_normal((experts, K, n)).astype(np.float32)
+    b = GraphBuilder("g", {})
+    turned = b.op("transpose", weight("w", experts, K, n), perm=(0, 2, 1))
+    stacked = b.op("reshape", turned, shape=(experts * n, K))
+    order = [PackedWeight("w", stacked, layout, DType.F32, (experts * n, K), experts=experts)]
+    reader = Counting({"w": array})
+    pack_weights(b.graph([stacked]), order, reader, tmp_path / "w", lambda done, total: None, chunk)
+    with safe_open(tmp_path / "w", "numpy") as file:
+        found = file.get_tensor("w").reshape(experts, -1, K, 16)
+    for panels, matrix in zip(found, array, strict=True):
+        if layout == "panels":
+            assert np.array_equal(rows_of(panels)[:n], matrix.T) and not rows_of(panels)[n:].any()
+        else:
+            halves = np.split(matrix.T, 2)
+            assert all(np.array_equal(rows_of(panels[h::2])[:23], halves[h]) for h in range(2))
+    assert reader.most == 1
+
+
 MEASURE = """
 import resource, sys
 from pathlib import Path
