@@ -21,7 +21,7 @@ from runtime.prompt import Prompt, as_prompts
 from runtime.request import Request
 from runtime.sampling import Sampling
 from runtime.service import Service
-from runtime.speculation.choose import DRAFT_TOKENS, Acceptance
+from runtime.speculation.choose import Acceptance
 
 Job = tuple[np.ndarray, Sampling, int, Service]  # token ids, and how; the int is the prompt's index
 
@@ -56,8 +56,8 @@ def generate(
     cache_salt: str = "",
     stream: bool = False,
     draft: str | os.PathLike[str] | None = None,
-    acceptance: Acceptance = "exact",
-    max_draft_tokens: int = DRAFT_TOKENS,
+    acceptance: Acceptance | None = None,
+    max_draft_tokens: int | None = None,
 ) -> list[Completion] | Iterator[Event]:
     """Complete one prompt or many.
 
@@ -100,8 +100,7 @@ def generate(
     samplings = _per_prompt(shorthand if sampling is None else sampling, seed, len(many))
     service = Service(priority, timeout_s, cache_salt)
     if isinstance(engine, Engine):
-        unset = dict(draft=None, acceptance="exact", max_draft_tokens=DRAFT_TOKENS)
-        _check_unset(unset, draft=draft, acceptance=acceptance, max_draft_tokens=max_draft_tokens)
+        _check_unset(draft=draft, acceptance=acceptance, max_draft_tokens=max_draft_tokens)
         jobs = _prepare(engine, many, samplings, service)
         return _stream(engine, jobs) if stream else _complete(engine, jobs)
     with ExitStack() as stack:
@@ -113,10 +112,10 @@ def generate(
         return _complete(owned, jobs)
 
 
-def _check_unset(unset: Mapping[str, Any], **given: Any) -> None:
+def _check_unset(**given: Any) -> None:
     """Raises RequestError where options of load were given for an engine that is loaded."""
     for name, value in given.items():
-        if type(value) is not type(unset[name]) or value != unset[name]:
+        if value is not None:
             what = f"{name} = {shown(value)}, but the engine is loaded already"
             raise RequestError(what, where="generate", todo=f"Give {name} to runtime.load")
 

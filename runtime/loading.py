@@ -18,7 +18,7 @@ from runtime.manifest import CpuTarget, GpuTarget
 from runtime.memory.options import Options
 from runtime.memory.plan import MemoryPlan
 from runtime.memory.target import plan_cpu, plan_gpu
-from runtime.speculation.choose import DRAFT_TOKENS, Acceptance, check_acceptance
+from runtime.speculation.choose import Acceptance, check_acceptance
 from runtime.speculation.opening import open_speculation
 from runtime.targets import choose_target
 from runtime.tokenizer import Tokenizer
@@ -43,8 +43,8 @@ def load(
     isa: str | None = None,
     report: Report | None = None,
     draft: str | os.PathLike[str] | None = None,
-    acceptance: Acceptance = "exact",
-    max_draft_tokens: int = DRAFT_TOKENS,
+    acceptance: Acceptance | None = None,
+    max_draft_tokens: int | None = None,
 ) -> Engine:
     """Load an artifact.
 
@@ -58,9 +58,10 @@ def load(
     the best that fits. report(done, total) is told how many of the artifact's bytes were hashed. draft: what
     proposes tokens, of which several are then verified in one step: "lookup" (what followed the last ones
     earlier in the prompt or output), "self" (the artifact's own draft, octavo compile --draft), or the path
-    of another artifact with the same tokenizer. max_draft_tokens: of a request in a step, at most; fewer,
-    down to none, where they do not pay. acceptance="exact" changes no bit of any output; "rejection" keeps
-    the distribution alone, and accepts more of what is sampled.
+    of another artifact with the same tokenizer. max_draft_tokens: of a request in a step, at most; default,
+    8; fewer, down to none, where they do not pay. acceptance="exact", the default, changes no bit of any
+    output; "rejection" keeps the distribution alone, and accepts more of what is sampled. Both are refused
+    where nothing drafts.
     Raises ArtifactError, and ResourceError before any memory is taken that is not there; Engine.memory is the
     plan, which `plan` gives without loading.
     """
@@ -71,11 +72,11 @@ def load(
     options = Options.of(
         kv_blocks, kv_memory, max_step_tokens, max_requests, swap_memory, num_threads, draft, max_draft_tokens
     )
-    check_acceptance(acceptance)
+    accepted = check_acceptance(acceptance, options.draft)
     for tries_left in reversed(range(TRIES)):
         artifact = Artifact.open(path, verify=verify, digest=digest, report=report)
         try:
-            return _load(artifact, options, target, num_threads, isa, prefix_cache, acceptance, verify)
+            return _load(artifact, options, target, num_threads, isa, prefix_cache, accepted, verify)
         except ArtifactError:
             if not tries_left or not artifact.is_replaced:
                 raise

@@ -29,7 +29,8 @@ OPTIONS = (
     "max_requests", "max_context", "length", "dump_ir", "digest", "draft", "acceptance", "max_draft_tokens",
 )  # fmt: skip
 _VALUE = re.compile(rf"({'|'.join(OPTIONS)}) ?= ?(.*)", re.DOTALL)  # a refused value
-_NAMES = re.compile(rf"\b({'|'.join(name for name in OPTIONS if '_' in name)})\b(?: ?= ?)?")
+_LONG = "|".join(name for name in OPTIONS if "_" in name)
+_NAMES = re.compile(rf"\b(?:({_LONG})\b(?: ?= ?)?|({'|'.join(OPTIONS)}) = )")  # a short one is a word, too
 
 
 @dataclass(frozen=True)
@@ -142,12 +143,14 @@ def _printed(text: str) -> str:
 def _typed(what: str, where: str) -> tuple[str, str]:
     """A refused value under the option as it was typed."""
     found = _VALUE.fullmatch(what)
-    return (_named(what), _named(where)) if found is None else (f"it cannot be {found[2]}", _option(found[1]))
+    if found is not None:
+        return f"it cannot be {found[2]}", _option(found[1])
+    return _named(what), _option(where) if where in OPTIONS else _named(where)
 
 
 def _named(text: str) -> str:
     """A text with options as they are typed: kv_memory is --kv-memory."""
-    return _NAMES.sub(lambda name: _option(name[1]) + (" " if name[0][-1] in "= " else ""), text)
+    return _NAMES.sub(lambda name: _option(name[1] or name[2]) + " " * (name[0][-1] in "= "), text)
 
 
 def _option(name: str) -> str:

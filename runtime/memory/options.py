@@ -14,7 +14,7 @@ from runtime.limits import Limits
 from runtime.manifest import KVGroup, Model
 from runtime.memory.plan import DraftMemory, MemoryPlan, Place, Workspace
 from runtime.sampling import MAX_DRAFT_TOKENS
-from runtime.speculation.choose import DRAFT_TOKENS, check_draft, draft_rows
+from runtime.speculation.choose import DRAFT_TOKENS, check_draft, check_drafts, draft_rows
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class Options:
         requests = _count("max_requests", max_requests, Limits.max_requests)
         drafter = check_draft(draft)
         draft_tokens = _count("max_draft_tokens", max_draft_tokens, DRAFT_TOKENS, MAX_DRAFT_TOKENS)
+        if max_draft_tokens is not None:
+            check_drafts("max_draft_tokens", drafter)
         rows = 0 if drafter is None else draft_rows(draft_tokens, step_tokens, requests)
         limits = Limits(step_tokens, requests, draft_rows=rows)
         threads = None if threads is None else _count("threads", threads, 1)

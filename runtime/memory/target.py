@@ -29,7 +29,7 @@ def plan(
     max_requests: int | None = None,
     swap_memory: int | str = 0,
     draft: str | os.PathLike[str] | None = None,
-    max_draft_tokens: int = 8,
+    max_draft_tokens: int | None = None,
 ) -> MemoryPlan:
     """The memory that load() would take with these options. Nothing is taken, and no weights are read.
 

@@ -25,12 +25,22 @@ def check_draft(draft: str | os.PathLike[str] | None) -> str | None:
     raise ResourceError(f"draft = {shown(draft)}", where="load", todo=todo)
 
 
-def check_acceptance(acceptance: Acceptance) -> Acceptance:
-    """Raises ResourceError where it is none."""
+def check_acceptance(acceptance: Acceptance | None, draft: str | None) -> Acceptance:
+    """None: exact. Raises ResourceError where it is none, and where nothing drafts."""
+    if acceptance is None:
+        return "exact"
     if not isinstance(acceptance, str) or acceptance not in ("exact", "rejection"):
         what = f"acceptance = {shown(acceptance)}"
         raise ResourceError(what, where="load", todo="Use 'exact' or 'rejection'")
+    check_drafts("acceptance", draft)
     return acceptance
+
+
+def check_drafts(option: str, draft: str | None) -> None:
+    """Of an option that says how to draft. Raises ResourceError where nothing does."""
+    if draft is None:
+        todo = "Choose draft = 'lookup', 'self' or the path of another artifact, or leave it out"
+        raise ResourceError("nothing drafts here", where=option, todo=todo)
 
 
 def draft_rows(max_draft_tokens: int, max_step_tokens: int, max_requests: int) -> int:

@@ -43,6 +43,10 @@ GENERATE: list[tuple[list[str], str]] = [
     (["--logprobs", "1001"], "--logprobs"),
     (["--target", "abacus"], ""),
     (["--target", ""], ""),
+    (["--acceptance", "rejection"], "--acceptance"),
+    (["--acceptance", "always", "--draft", "lookup"], "--acceptance"),
+    (["--max-draft-tokens", "4"], "--max-draft-tokens"),
+    (["--max-draft-tokens", "0", "--draft", "lookup"], "--max-draft-tokens"),
     (["--nonsense"], "--nonsense"),
     (["--max-new-tokens"], "--max-new-tokens"),
     (["one too many"], "one too many"),
@@ -64,6 +68,8 @@ BENCH: list[tuple[list[str], str]] = [
     (["--context-tokens", "-1"], "--context-tokens"),
     (["--context-tokens", "7"], "--context-tokens"),
     (["--threads", "0"], "--threads"),
+    (["--acceptance", "exact"], "--acceptance"),
+    (["--max-draft-tokens", "8"], "--max-draft-tokens"),
 ]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import runtime
-from runtime import OctavoError, Sampling
+from runtime import OctavoError, ResourceError, Sampling
 from runtime.service import Service
 from tests.runtime import made
 from tests.runtime.fake import fake_engine
@@ -70,7 +70,7 @@ LOAD = {
     "digest": ["", "sha256:0", *NO_TEXT],
     "isa": ["v9", "", *NO_TEXT],
     "draft": ["abacus", "", "a\0b", "/nowhere", *NO_TEXT],
-    "acceptance": ["always", "", None, *NO_TEXT],
+    "acceptance": ["always", "", *NO_TEXT],
     "max_draft_tokens": [0, 65, *NO_COUNT],
 }
 
@@ -103,6 +103,20 @@ def test_what_is_loaded_is_refused(tmp_path: Path) -> None:
             refused(lambda given=given: runtime.load(**given), f"{name}, {index}")
             if name in planned:
                 refused(lambda given=given: runtime.plan(**given), f"plan: {name}, {index}")
+
+
+@pytest.mark.parametrize("option", [{"acceptance": "exact"}, {"max_draft_tokens": 8}], ids=str)
+def test_how_to_draft_is_refused_where_nothing_drafts(option: dict[str, Any], tmp_path: Path) -> None:
+    path, (name,) = made.write(tmp_path / "tiny.octavo"), option
+    calls: list[Callable[..., Any]] = [
+        runtime.load,
+        lambda path, **given: runtime.generate(path, IDS, **given),
+    ]
+    if name in inspect.signature(runtime.plan).parameters:
+        calls.append(runtime.plan)
+    for call in calls:
+        with pytest.raises(ResourceError, match=f"^{name}: nothing drafts here. Choose draft = 'lookup'"):
+            call(path, **option)
 
 
 @pytest.fixture(scope="module")
