@@ -118,7 +118,7 @@ def _compile_first(where: str) -> str:
     """What to do with a checkpoint that was given for an artifact; "" where it is none."""
     path = Path(where)
     with suppress(OSError, ValueError):
-        if (path.suffix == ".gguf" and path.is_file()) or (path / "config.json").is_file():
+        if (path.suffix in (".gguf", ".onnx") and path.is_file()) or (path / "config.json").is_file():
             return f"This is a checkpoint: compile it first, octavo compile {where} -o NAME.octavo"
     return ""
 

@@ -156,8 +156,10 @@ def test_a_mistake_is_all_that_a_process_says(args: list[str], message: str) -> 
 
 def test_a_checkpoint_is_no_artifact_and_is_to_be_compiled_first(here: Run, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    for path in (tmp_path, tmp_path / "model.gguf"):
+    files = [tmp_path / "model.gguf", tmp_path / "model.onnx"]
+    for path in files:
+        path.write_bytes(b"GGUF")
+    for path in (tmp_path, *files):
         said = f"{path}: .*. This is a checkpoint: compile it first, octavo compile {path} -o NAME.octavo."
         done = here("generate", str(path), "hi")
         assert done.returncode == 2 and re.search(said, done.stderr), done.stderr
