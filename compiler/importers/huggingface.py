@@ -22,6 +22,7 @@ from compiler.importers.configuration import (
     token_ids,
 )
 from compiler.importers.constants import constants_kept
+from compiler.importers.converted import ConvertedSource
 from compiler.importers.export import EXAMPLE_LENGTH, export_program, quiet
 from compiler.importers.freeze import divide_frequencies, freeze_rope
 from compiler.importers.markers import NAME, attention_markers, one_sequence
@@ -33,6 +34,7 @@ from compiler.importers.quantized.matrix import Matrix
 from compiler.importers.quantized.source import PartSource, QuantizedSource
 from compiler.importers.quantized.stored import ORIGINAL
 from compiler.importers.refused import ImportRefused
+from compiler.importers.stored_names import StoredNames
 from compiler.importers.tokenizer import tokenizer_files
 from compiler.weights import LayeredSource, ShapeSource, WeightSource, check_weights
 from ir.graph import Graph, tensor_of
@@ -93,11 +95,11 @@ def import_model(
     frozen = freeze_rope(model, config, context)
     if frequency_divisors is not None:
         divide_frequencies(model, frequency_divisors, source[1])
-    names = Names(model, stored)
+    names = Names(model, stored.own)
     names.move_buffers(model)
     matrices = {}
     if isinstance(weights, QuantizedSource):
-        matrices = quantized_matrices(model, names, weights, source[1])
+        matrices = quantized_matrices(model, names, stored, weights, source[1])
     if keep_grid and not matrices:
         what = "no weights that are quantised in a way that is kept: there is no grid of its own"
         raise ImportRefused(what, where=source[1], todo="Compile it as floats, or quantise it here")
@@ -106,7 +108,9 @@ def import_model(
     constants = constants_of(model, names, graph)
     if weights is None:
         weights = ShapeSource({w.name: tensor_of(w) for w in graph.weights if w.name not in constants.names})
-    layered = LayeredSource((constants, weights), names.renames)
+    converted = ConvertedSource(weights, stored, model, source[1])
+    layered = LayeredSource((constants, converted, weights), names.renames)
+    stored.check_single((w.name for w in graph.weights), source[1])
     check_weights(graph, layered, source[1])
     if keep_grid:
         graph, orders = keep_grids(graph, matrices)
@@ -114,7 +118,7 @@ def import_model(
     vocab_size = int(graph.outputs[0].type.shape[2])  # type: ignore[union-attr]
     starts = inside(token_ids(config.bos_token_id), vocab_size)
     ends = inside((*eos, *token_ids(config.eos_token_id)), vocab_size)
-    used = {names.stored.get(w.name) for w in graph.weights} | {names.stored.get(n) for n in matrices}
+    used = stored.used((*(w.name for w in graph.weights), *matrices))
     info = ModelInfo(
         name=name,
         vocab_size=vocab_size,
@@ -130,7 +134,9 @@ def import_model(
     return Imported(graph, layered, info, dict(tokenizer_files or {}), lines, constants.names)
 
 
-def quantized_matrices(model: Any, names: Names, weights: QuantizedSource, where: str) -> dict[str, Matrix]:
+def quantized_matrices(
+    model: Any, names: Names, stored: StoredNames, weights: QuantizedSource, where: str
+) -> dict[str, Matrix]:
     """The quantised matrices by the graph's names of their weights.
 
     Raises ImportRefused where a module that is no linear and no embedding has one: it may read it in another
@@ -139,14 +145,14 @@ def quantized_matrices(model: Any, names: Names, weights: QuantizedSource, where
     import torch
 
     found: dict[str, Matrix] = {}
-    for own, stored in names.stored.items():
-        matrix = weights.matrix(stored)
+    for own, name in stored.plain.items():
+        matrix = weights.matrix(name)
         if matrix is None:
             continue
         module = model.get_submodule(own.rpartition(".")[0])
         if not isinstance(module, torch.nn.Linear | torch.nn.Embedding):
             what = f"a quantised matrix of a {type(module).__name__}; those of Linear and Embedding are read"
-            raise ImportRefused(what, where=f"{where}, tensor {stored!r}", todo=ORIGINAL)
+            raise ImportRefused(what, where=f"{where}, tensor {name!r}", todo=ORIGINAL)
         found[names[own]] = matrix
     return found
 
