@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from runtime.artifact import Artifact
+from runtime.cpu.elf import missing_bytes
 from runtime.errors import ArtifactError
 
 ABI = 3
@@ -67,8 +68,11 @@ def address(array: np.ndarray) -> int:
 
 
 def open_library(artifact: Artifact, name: str, *, draft: bool = False) -> c.CDLL:
+    path = artifact.path(name)
     try:
-        library = c.CDLL(_spelled_by_content(artifact.path(name), artifact.manifest.files[name].sha256))
+        if missing := missing_bytes(path):
+            raise OSError(f"it is cut short by {missing:,} bytes")
+        library = c.CDLL(_spelled_by_content(path, artifact.manifest.files[name].sha256))
         for function, (result, arguments) in (_FUNCTIONS | (_OF_DRAFTS if draft else {})).items():
             entry = getattr(library, function)
             entry.restype, entry.argtypes = result, arguments

@@ -224,6 +224,20 @@ def test_a_replaced_artifact_is_loaded_anew(artifact, tmp_path):
     assert old == greedy(PROMPTS[3], 9) != new
 
 
+@pytest.mark.parametrize("folder", ["targets/cpu", made.DRAFT])
+def test_a_library_that_is_cut_short_is_refused(artifact, tmp_path, folder):
+    """Signed as it is: the loader would map pages that the file lacks, and the first touch is a SIGBUS."""
+    files, name = made.default_files(), f"{folder}/kernels/forward.any.so"
+    files["targets/cpu/kernels/forward.any.so"] = (
+        artifact / "targets/cpu/kernels/forward.any.so"
+    ).read_bytes()
+    raw = made.with_draft(files)
+    files[name] = files[name][: len(files[name]) // 2]
+    path = made.write(tmp_path / "cut.octavo", files, raw | {"files": made.manifest(files)["files"]})
+    with pytest.raises(ArtifactError, match=f"{name}: .*cut short by .* bytes.*Rebuild the kernels"):
+        runtime.load(path, draft="self")
+
+
 def test_the_arena_is_planned_for_the_largest_step():
     plan = Plan.parse(b'{"arena": {"T": 100, "Q": 10, "R": 1, "": 7}}', "plan.json")
     assert plan.arena_bytes(Limits(17, 3, 14)) == 100 * 32 + 10 * 32 + 16 + 7
