@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.importers import aten_complex, aten_linear, aten_pointwise, aten_shape
+from compiler.importers import aten_choose, aten_complex, aten_linear, aten_pointwise, aten_shape
 from compiler.importers.aten_complex import Pair
 from compiler.importers.context import Context, source_line, torch_dtype
 from compiler.importers.refused import OTHER_OPS, ImportRefused
@@ -29,6 +29,7 @@ CONVERTERS: dict[str, Converter] = {
     **aten_pointwise.TABLE,
     **aten_shape.TABLE,
     **aten_linear.TABLE,
+    **aten_choose.TABLE,
     **aten_complex.FROM_REAL,
 }
 

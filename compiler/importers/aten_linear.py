@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from compiler.importers.context import Context
+from compiler.importers.experts import convert_moe_linear
 from compiler.importers.refused import ImportRefused
 from ir.predicates import CAUSAL, window
 from ir.types import DType
@@ -212,5 +213,6 @@ TABLE: dict[str, Convert] = {
     "aten.conv1d.default": _conv1d,
     "aten.convolution.default": _convolution,
     "octavo.attention.default": _marker,
+    "octavo.moe_linear.default": convert_moe_linear,
     "aten.scaled_dot_product_attention.default": _sdpa,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from compiler.importers.context import Context, torch_dtype
@@ -77,6 +78,17 @@ def _unary(kind: str) -> Convert:
 
 def _gelu(c: Context, x: Any, *, approximate: str = "none") -> Any:
     return c.op("gelu" if approximate == "none" else "gelu_tanh", c.tensor(x))
+
+
+def _log1p(c: Context, x: Any) -> Any:
+    """log(u) * x / (u - 1) with u = 1 + x as it is rounded (Kahan); x itself where that is 1."""
+    dtype = c.out.dtype
+    x, one = c.tensor(x, dtype), c.literal(1, dtype)
+    u = c.op("add", x, one)
+    rounded = c.op("sub", u, one)
+    itself = c.op("or", c.op("eq", rounded, c.literal(0, dtype)), c.op("eq", u, c.literal(inf, dtype)))
+    ratio = c.op("div", x, c.op("where", itself, one, rounded))
+    return c.op("where", itself, x, c.op("mul", c.op("log", u), ratio))
 
 
 def _expm1(c: Context, x: Any) -> Any:
@@ -229,6 +241,7 @@ TABLE: dict[str, Convert] = {
     "aten.abs.default": _unary("abs"),
     "aten.exp.default": _unary("exp"),
     "aten.expm1.default": _expm1,
+    "aten.log1p.default": _log1p,
     "aten.log.default": _unary("log"),
     "aten.sqrt.default": _unary("sqrt"),
     "aten.rsqrt.default": _unary("rsqrt"),

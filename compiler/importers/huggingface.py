@@ -23,6 +23,7 @@ from compiler.importers.configuration import (
 )
 from compiler.importers.constants import constants_kept
 from compiler.importers.converted import ConvertedSource
+from compiler.importers.experts import expert_markers
 from compiler.importers.export import EXAMPLE_LENGTH, export_program, quiet
 from compiler.importers.freeze import divide_frequencies, freeze_rope
 from compiler.importers.markers import NAME, attention_markers, one_sequence
@@ -159,7 +160,7 @@ def quantized_matrices(
 
 def export_graph(model: Any, context: int, name: str, names: Names, lines: dict[str, str]) -> Graph:
     """The model's graph with one op per attention, or in plain ops where its attention code is its own."""
-    with one_sequence():
+    with one_sequence(), expert_markers():
         program = _export_marked(model, context)
         if program is None:
             with quiet():

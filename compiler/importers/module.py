@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from compiler.importers.borrowed import (
     flags_of_sizes,
     transformers_models,
 )
+from compiler.importers.experts import expert_markers
 from compiler.importers.export import (
     EXAMPLE_LENGTH,
     check_guards,
@@ -91,12 +92,17 @@ def export_module(module: Any, context: int, alone: list[ImportRefused]) -> Any:
     """
     models = transformers_models(module)
     if models:
-        with one_sequence(), attention_markers(module) as markers, attention_implementation(models, NAME):
-            program = _export(module, context, alone)
+        with one_sequence(), expert_markers(), attention_markers(module) as markers:
+            with attention_implementation(models, NAME):
+                program = _export(module, context, alone)
         if markers.calls == markers.expected() > 0:
             return program
         alone.clear()
-    with one_sequence() if models else nullcontext(), attention_implementation(models, "eager"):
+    with ExitStack() as stack:
+        if models:
+            stack.enter_context(one_sequence())
+            stack.enter_context(expert_markers())
+        stack.enter_context(attention_implementation(models, "eager"))
         return _export(module, context, alone)
 
 

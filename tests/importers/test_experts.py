@@ -1,0 +1,91 @@
+"""Mixtures of experts import to graphs of moe_linear that give transformers' logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from compiler.importers import Imported, load
+from compiler.importers.refused import ImportRefused
+from tests.importers.compare import TOLERANCE, worst
+from tests.model import tiny
+
+LENGTHS = (1, 15, 16, 17, 70)
+
+_SIZES: dict[str, Any] = dict(
+    vocab_size=tiny.VOCAB, hidden_size=64, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=16, max_position_embeddings=tiny.CONTEXT, initializer_range=0.2,
+    bos_token_id=1, eos_token_id=2, pad_token_id=0, num_experts_per_tok=2,
+)  # fmt: skip
+_LATENT = dict(
+    head_dim=8, num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=16, qk_rope_head_dim=8,
+    qk_nope_head_dim=16, v_head_dim=16,
+)  # fmt: skip
+
+# What each is there for: a router or experts of a kind that no other here has.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "mixtral": dict(num_local_experts=5),  # softmax of the chosen
+    "qwen2_moe": dict(num_experts=5, moe_intermediate_size=24, shared_expert_intermediate_size=32),
+    "gpt_oss": dict(num_local_experts=5, sliding_window=8),  # transposed, biased, interleaved, clamped
+    "deepseek_v3": dict(
+        n_routed_experts=8, n_group=4, topk_group=2, moe_intermediate_size=24, first_k_dense_replace=1,
+        **_LATENT,
+    ),  # groups, and a bias for choosing alone
+    "granitemoeshared": dict(num_local_experts=5, shared_intermediate_size=32),
+}  # fmt: skip
+
+
+def build(name: str, seed: int = 0, **changes: Any) -> Any:
+    config = transformers.AutoConfig.for_model(name, **(_SIZES | CONFIGS[name] | changes))
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    tiny.randomize(model)
+    for buffer_name, buffer in model.named_buffers():
+        if "bias" in buffer_name:
+            buffer.add_(torch.randn_like(buffer) * 0.2)
+    return model.eval().float()
+
+
+def kinds(imported: Imported) -> list[str]:
+    return [op.kind for op in imported.graph.ops]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_are_those_of_transformers(name: str) -> None:
+    model = build(name)
+    imported = load(model, max_context=tiny.CONTEXT)
+    errors = {length: worst(imported, model, length, tiny.VOCAB) for length in LENGTHS}
+    assert max(errors.values()) <= TOLERANCE, errors
+    layers = 1 if name == "deepseek_v3" else 2
+    assert kinds(imported).count("moe_linear") == 2 * layers
+    assert kinds(imported).count("attention") == 2
+
+
+@pytest.mark.parametrize("experts", ["eager", "batched_mm", "grouped_mm"])
+def test_whatever_computed_the_experts_before_does_so_again(experts: str) -> None:
+    model = build("mixtral")
+    model.set_experts_implementation(experts)
+    registered = dict(ALL_EXPERTS_FUNCTIONS)
+    imported = load(model, max_context=tiny.CONTEXT)
+    assert kinds(imported).count("moe_linear") == 4
+    assert model.config._experts_implementation == experts and dict(ALL_EXPERTS_FUNCTIONS) == registered
+    assert "get_interface" not in vars(ALL_EXPERTS_FUNCTIONS)
+    assert worst(imported, model, 17, tiny.VOCAB) <= TOLERANCE
+
+
+def test_another_seed_chooses_other_experts() -> None:
+    """The comparison sees routing: with one model's weights the other model's logits are far off."""
+    imported = load(build("mixtral", seed=1), max_context=tiny.CONTEXT)
+    assert worst(imported, build("mixtral", seed=1), 17, tiny.VOCAB) <= TOLERANCE
+    assert worst(imported, build("mixtral", seed=2), 17, tiny.VOCAB) > 0.1
+
+
+def test_experts_shared_out_among_devices_are_refused() -> None:
+    model = build("mixtral")
+    model.model.layers[1].mlp.experts._is_expert_parallel = True
+    with pytest.raises(ImportRefused, match="Load the model for one device"):
+        load(model, max_context=tiny.CONTEXT)
