@@ -8,6 +8,7 @@ from typing import Any
 from compiler.importers.context import Context
 from compiler.importers.experts import convert_moe_linear
 from compiler.importers.refused import ImportRefused
+from ir.dims import product
 from ir.predicates import CAUSAL, window
 from ir.types import DType
 
@@ -24,6 +25,26 @@ def _reduction(kind: str) -> Convert:
     def convert(c: Context, x: Any, axes: Any = None, keepdim: bool = False, **_: Any) -> Any:
         x = c.tensor(x, c.out.dtype)
         return c.op(kind, x, axes=_axes(c, x, axes), keepdims=keepdim)
+
+    return convert
+
+
+def _variance(root: bool) -> Convert:
+    """The mean square of what is left without the mean; `root` for its root."""
+
+    def convert(
+        c: Context, x: Any, axes: Any = None, *, correction: Any = None, keepdim: bool = False
+    ) -> Any:
+        x = c.tensor(x, c.out.dtype)
+        axes, less = _axes(c, x, axes), 1 if correction is None else correction
+        centred = c.op("sub", x, c.op("mean", x, axes=axes, keepdims=True))
+        found = c.op("mean", c.op("mul", centred, centred), axes=axes, keepdims=keepdim)
+        if less:
+            count = product(tuple(c.type(x).shape[axis] for axis in axes))
+            if not isinstance(count, int) or count <= less:
+                raise ImportRefused(f"a variance of {count} elements, corrected by {less}, has no op")
+            found = c.op("mul", found, c.literal(count / (count - less), c.out.dtype))
+        return c.op("sqrt", found) if root else found
 
     return convert
 
@@ -198,6 +219,8 @@ TABLE: dict[str, Convert] = {
     "aten.mean.dim": _reduction("mean"),
     "aten.mean.default": _reduction("mean"),
     "aten.amax.default": _reduction("max"),
+    "aten.var.correction": _variance(root=False),
+    "aten.std.correction": _variance(root=True),
     "aten.softmax.int": _softmax,
     "aten._softmax.default": _softmax,
     "aten.cumsum.default": _cumsum,

@@ -102,6 +102,17 @@ def _ceil(c: Context, x: Any) -> Any:
     return c.op("neg", c.op("floor", c.op("neg", c.tensor(x, c.out.dtype))))
 
 
+def _erfinv(c: Context, x: Any) -> Any:
+    """Of a constant alone, such as the quantile of a normal distribution at a fixed share."""
+    import torch
+
+    value = c.filled_with(x)
+    if value is None:
+        raise ImportRefused("erfinv of what is not constant has no op", todo="Compute it once, as a weight")
+    found = torch.erfinv(torch.tensor(float(value), dtype=torch.float32)).item()
+    return c.op("full", shape=c.out.shape, value=found, dtype=str(c.out.dtype))
+
+
 def _softplus(c: Context, x: Any, beta: Any = 1, threshold: Any = 20) -> Any:
     """torch returns x itself above the threshold; from 20 on log(1 + exp(x)) is x in float32."""
     if beta != 1 or threshold < 20:
@@ -250,6 +261,7 @@ TABLE: dict[str, Convert] = {
     "aten.cos.default": _unary("cos"),
     "aten.sigmoid.default": _unary("sigmoid"),
     "aten.erf.default": _unary("erf"),
+    "aten.erfinv.default": _erfinv,
     "aten.relu.default": _unary("relu"),
     "aten.silu.default": _unary("silu"),
     "aten.floor.default": _unary("floor"),

@@ -9,8 +9,9 @@ from compiler.importers.refused import ImportRefused
 from runtime.errors import shown
 
 MAX_NUMBER = 2**31
-MOST = (  # a module is made for each of the first, a name for each of the last
-    (re.compile(r"(^|_)(layer|expert|block|branch|stage|depth)(e?s)?$", re.IGNORECASE), 1024),
+MOST = (  # a module is made for each of the first, often of the second, and a name for each of the last
+    (re.compile(r"(^|_)(layer|block|branch|stage|depth)(e?s)?$", re.IGNORECASE), 1024),
+    (re.compile(r"(^|_)experts?$", re.IGNORECASE), 2**16),  # some are rows of one table
     (re.compile(r"hidden|head|embd|embed_dim|model|inner|intermediate|ffn|rank|_dim$", re.IGNORECASE), 2**20),
     (re.compile(r"labels", re.IGNORECASE), 2**13),
 )  # fmt: skip

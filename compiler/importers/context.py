@@ -8,6 +8,7 @@ from math import inf
 from pathlib import PurePath
 from typing import Any
 
+import numpy as np
 import sympy
 
 from compiler.importers.refused import ImportRefused
@@ -175,11 +176,17 @@ class Context:
 
     def filled_with(self, value: Any) -> bool | int | float | None:
         """The number that every element is, where that is plain to see."""
+        if isinstance(value, Scalar):
+            return value.value
         op = next((op for op in reversed(self.build.ops) if value in op.outs), None)
         if op is None:
             return None
         if op.kind in ("cast", "reshape", "expand"):
             return self.filled_with(op.args[0])
+        if op.kind in _FILLED:
+            numbers = [self.filled_with(a) for a in op.args]
+            kind = self.type(value).dtype.numpy.type
+            return None if None in numbers else _FILLED[op.kind](*(kind(n) for n in numbers)).item()
         return op.attr("value") if op.kind == "full" else None
 
     def least(self, value: Any) -> int | None:
@@ -234,6 +241,8 @@ class Context:
             return (arg.value, arg.value) if isinstance(arg.value, int) else None
         return self.limits.get(arg.name) if isinstance(arg, Value) else None
 
+
+_FILLED = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "neg": np.negative}
 
 _FLOAT_OPS = {
     "truediv": "div",

@@ -108,11 +108,15 @@ def check_guards(program: Any, context: int, alone: list[ImportRefused] | None =
             f"the model computes something else at some lengths: it was traced where "
             f"{_over_length(guard.expr)}, which does not hold at length {failing[0]}",
             where=_place(guard),
-            todo="Remove the dependence on the length",
+            todo="Remove the dependence on the length" + _shorter(int(failing[0]) - 1),
         )
         if alone is None or failing.tolist() != [1]:
             raise refusal
         alone.append(refusal)
+
+
+def _shorter(length: int) -> str:
+    return f", or compile with --max-context {length}" if length else ""
 
 
 def _guards(program: Any) -> list[Any]:

@@ -1,8 +1,8 @@
 """What one element of a value is, as an expression over positions: producers are walked back from an index.
 
-The query's position is `q`, the key's `k`, the head `h`. Results of matmul and softmax, and per-head numbers
-made from weights, become symbols whose meaning is kept on the side. What cannot be followed is refused at
-its op.
+The query's position is `q`, the key's `k`, the head `h`. Results of matmul and softmax, per-head numbers made
+from weights, and what depends on the key's token alone become symbols whose meaning is kept on the side. What
+cannot be followed is refused at its op.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sympy
 
 from ir.dims import Bounds, free_names, symbol
 from ir.graph import Arg, Op, Scalar, Value, Weight
+from ir.predicates import KEY
 from ir.types import DType, Tensor
 from passes.attention import arithmetic
 from passes.attention.cases import (
@@ -40,6 +41,7 @@ from passes.attention.indexing import (
 from passes.attention.tables import Tables
 
 HEAD = symbol("h")
+TOKENS = "token"  # symbols of what depends on the key's token are called so, and a number
 POSITIONS = "pos"  # the graph input that holds each token's position
 
 
@@ -74,6 +76,7 @@ class Elements:
     opaque: dict[Any, Source] = field(default_factory=dict[Any, Source])
     per_head: dict[Any, Value | Weight] = field(default_factory=dict[Any, "Value | Weight"])
     _found: dict[tuple[str, Index], Element] = field(default_factory=dict[tuple[str, Index], Element])
+    _of_key: bool = False  # while an element of the key's token is read
 
     def at(self, arg: Arg, index: Index) -> Element:
         """Element `index` of an operand. Raises Unreadable."""
@@ -87,8 +90,24 @@ class Elements:
             raise Unreadable(None, "an operand is missing")
         key = (arg.name, index)
         if key not in self._found:
-            self._found[key] = self._read(arg, index)
+            self._found[key] = self._of_key_or_read(arg, index)
         return self._found[key]
+
+    def _of_key_or_read(self, value: Value, index: Index) -> Element:
+        """An element that is no function of positions, but of the key's token and the head, is a symbol."""
+        used = set[Any]().union(*(i.free_symbols for i in index))
+        if self._of_key or KEY not in used or used - {KEY, HEAD} or not _is_float(value):
+            return self._read(value, index)
+        self._of_key = True
+        try:
+            return self._read(value, index)
+        except Unreadable:
+            op = self.producer(value)
+            if op is None:
+                raise
+            return always(self.opaque_symbol(op, index, TOKENS))
+        finally:
+            self._of_key = False
 
     def _read(self, value: Value, index: Index) -> Element:
         op = self.producer(value)
@@ -144,12 +163,12 @@ class Elements:
             return False
         return all(self._is_static(a) for a in op.args)
 
-    def opaque_symbol(self, op: Op, index: Index) -> Any:
+    def opaque_symbol(self, op: Op, index: Index, name: str = "") -> Any:
         source = Source(op, index)
         for known, other in self.opaque.items():
             if other == source:
                 return known
-        made = sympy.Symbol(f"{op.kind}{len(self.opaque)}", real=True)
+        made = sympy.Symbol(f"{name or op.kind}{len(self.opaque)}", real=True)
         self.opaque[made] = source
         return made
 

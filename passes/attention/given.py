@@ -34,9 +34,11 @@ def with_mask(prover: Prover, op: Op, view: View) -> Arg:
         raise refused(op, "this attention has slopes, and a bias in its mask besides")
     predicate, tables = prover.proved(op, scores.keep, length, view)
     stated_by = "stated by the call" if _operand(op, 3) is None else "read from the mask operand"
-    prover.remember(op.outs[0].name, stated_by, scores.keep, length)
+    prover.remember(op.outs[0].name, stated_by, scores, length)
     slopes = _operand(op, 5) if scores.bias is None else scores.bias.emit(elements, view.op)
     k, v = _narrowed(k, v, sizes, view)
+    if scores.keyed:
+        q, k, v = prover.keyed(op, (q, k, v), scores, elements, op.attr("scale"), view)
     if op.attr("mask") == predicate and (k, v, *tables) == (*op.args[1:3], *op.args[6:]):
         return None
     attrs = stated(op.attr("scale"), op.attr("softcap", 0.0))

@@ -19,17 +19,22 @@ Emit = Callable[..., Value]
 
 @dataclass(frozen=True)
 class Heads:
-    """factor times a value that holds `heads` heads; its axes in the order `perm` are [heads..., S, size]."""
+    """factor times a value that holds `heads` heads; its axes in the order `perm` are [heads..., S, size].
+
+    one: whether it has no axis of sizes, being one number for each head and token.
+    """
 
     source: Value | Weight
     heads: int
     perm: tuple[int, ...]
     factor: Any
+    one: bool = False
 
     def emit(self, emit: Emit) -> Value:
         """The value as [1,heads,S,size]; itself if it is that already."""
         shape = shape_of(self.source)
-        wanted = (1, self.heads, *(shape[axis] for axis in self.perm[-2:]))
+        length_and_size = (shape[self.perm[-1]], 1) if self.one else (shape[axis] for axis in self.perm[-2:])
+        wanted = (1, self.heads, *length_and_size)
         found = self.source
         if self.perm != tuple(range(len(shape))):
             found = emit("transpose", found, perm=self.perm)
@@ -48,7 +53,8 @@ def find_heads(
 ) -> Heads | None:
     """The best place to read heads from: fewest heads (before they repeat), then where nothing need move.
 
-    index: of element (h, row, column) in arg. Literal factors on the way are taken along.
+    index: of element (h, row, column) in arg; column None: of one number for each (h, row). Literal factors
+    on the way are taken along.
     """
     found: list[Heads] = []
     factor: Any = sympy.Integer(1)
@@ -98,14 +104,14 @@ def _heads_at(
         return None
     rows = [axis for axis, i in enumerate(index) if i == row]
     columns = [axis for axis, i in enumerate(index) if i == column and axis not in rows]
-    if len(rows) != 1 or len(columns) != 1:
+    if len(rows) != 1 or len(columns) != (column is not None):
         return None
     ones = [a for a, size in enumerate(shape) if size == 1 and index[a] == 0 and a not in (*rows, *columns)]
     rest = [a for a in range(len(shape)) if a not in (*rows, *columns, *ones)]
     heads = _count_heads([index[a] for a in rest], [shape[a] for a in rest], sizes[HEAD])
-    if heads is None or shape[rows[0]] != sizes[row] or shape[columns[0]] != sizes[column]:
+    if heads is None or shape[rows[0]] != sizes[row] or any(shape[axis] != sizes[column] for axis in columns):
         return None
-    return Heads(arg, heads, (*ones, *rest, *rows, *columns), factor)
+    return Heads(arg, heads, (*ones, *rest, *rows, *columns), factor, one=column is None)
 
 
 def _count_heads(index: Sequence[Any], shape: Sequence[Any], total: int) -> int | None:

@@ -94,7 +94,11 @@ def negation(predicate: Any) -> Any:
 
 
 def _nnf(predicate: Any) -> Any:
-    return cast(Any, boolalg).to_nnf(predicate, simplify=False)
+    """Negations at the atoms. To sympy a table read at an expression is none, so a symbol stands for each."""
+    predicate = sympy.sympify(predicate)
+    names = {table: sympy.Dummy() for table in cast("set[Any]", predicate.atoms(Table))}
+    found = cast(Any, boolalg).to_nnf(predicate.xreplace(names), simplify=False)
+    return found.xreplace({name: table for table, name in names.items()})
 
 
 def _spell(e: Any) -> Any:

@@ -11,6 +11,7 @@ from ir.predicates import KEY, QUERY
 from ir.rewrite import View
 from passes.attention.elements import Elements, Unreadable
 from passes.attention.indexing import Index, broadcast, shape_of
+from passes.attention.keyed import NoBias, Parts, with_key_bias
 from passes.attention.proof import ALONE, MaskRefused, how_proved, prove
 from passes.attention.scores import Scores, read_scores
 from passes.attention.tables import Tables
@@ -67,8 +68,20 @@ class Prover:
             raise refused(op, error.reason, error.hint) from None
         return self.tables.emit(self._proofs[predicate, length], view.op)
 
-    def remember(self, name: str, source: str, predicate: Any, length: Any) -> None:
+    def keyed(
+        self, op: Op, parts: Parts, scores: Scores, elements: Elements, scale: float, view: View
+    ) -> Parts:
+        """Queries, keys and values that hold what is added to scores of a key's token."""
+        if scores.softcap or op.attrs.get("softcap"):
+            raise refused(op, "something of the key's token is added to scores after they are capped")
+        try:
+            return with_key_bias(parts, scores.keyed, elements, scale, view)
+        except NoBias as error:
+            raise refused(op, str(error), ALONE) from None
+
+    def remember(self, name: str, source: str, scores: Scores, length: Any) -> None:
         """Keep how the mask of the attention with this result was proved; a later sweep proves it again."""
         if name not in self.how:
             context = upper_bound(normalize(length), self.graph.dims)
-            self.how[name] = f"{source}, {how_proved(predicate, context)}"
+            more = "; what is added of a key's token is one more element of the key" if scores.keyed else ""
+            self.how[name] = f"{source}, {how_proved(scores.keep, context)}{more}"

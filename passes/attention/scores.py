@@ -14,10 +14,11 @@ from ir.graph import Arg, Scalar, Value
 from ir.predicates import KEY, QUERY
 from passes.attention.arithmetic import VERY_LOW
 from passes.attention.cases import Cases, Element, either
-from passes.attention.elements import HEAD, Elements
+from passes.attention.elements import HEAD, TOKENS, Elements
 from passes.attention.indexing import shape_of, terms_of
 from passes.attention.proof import MaskRefused
 
+LARGEST_BIAS = 1e4  # of what may be added to a score that counts
 LOW_BESIDE_BIAS = -1e9  # ALiBi biases reach thousands on long contexts
 
 Emit = Callable[..., Value]
@@ -49,6 +50,7 @@ class Scores:
     """dot: the symbol of query times key (None: an additive mask alone). keep: where a score counts.
 
     shifted: whether something is added to all scores of a query, which matters beside sinks.
+    keyed: what is added that depends on the key's token and the head: (symbol, factor).
     """
 
     dot: Any
@@ -57,6 +59,7 @@ class Scores:
     bias: Bias | None
     keep: Any
     shifted: bool = False
+    keyed: tuple[tuple[Any, Any], ...] = ()
 
 
 def read_scores(element: Element, has_dot: bool = True) -> Scores:
@@ -122,11 +125,15 @@ def _on_past_keys(leaf: Any) -> Any:
 
 
 def _is_row_term(term: Any) -> bool:
-    return all(_is_known(s) and s != KEY for s in term.free_symbols)
+    return all(_is_known(s) and s != KEY and not _is_of_token(s) for s in term.free_symbols)
 
 
 def _is_known(s: Any) -> bool:
-    return bool(s.is_integer) or s.name.startswith("head")
+    return bool(s.is_integer) or s.name.startswith(("head", TOKENS))
+
+
+def _is_of_token(s: Any) -> bool:
+    return bool(s.name.startswith(TOKENS))
 
 
 def _show(form: Any) -> str:
@@ -139,9 +146,22 @@ def _read_leaf(leaf: Any, keep: Any, has_dot: bool) -> Scores:
     if len(dots) != (1 if has_dot else 0):
         raise MaskRefused(f"a score is made of {len(dots)} products of queries and keys")
     core = [t for t in terms_of(leaf) if dots and dots[0] in t.free_symbols]
-    rest = sympy.expand(leaf - sympy.Add(*core))
+    rest, keyed = _split_keyed(sympy.expand(leaf - sympy.Add(*core)))
     scale, softcap = _read_core(sympy.Add(*core), dots[0]) if dots else (sympy.Integer(1), sympy.Integer(0))
-    return Scores(dots[0] if dots else None, scale, softcap, _read_bias(rest), keep)
+    return Scores(dots[0] if dots else None, scale, softcap, _read_bias(rest), keep, keyed=keyed)
+
+
+def _split_keyed(rest: Any) -> tuple[Any, tuple[tuple[Any, Any], ...]]:
+    """What is added to a score, and of it what the key's token makes. Raises MaskRefused."""
+    keyed = [t for t in terms_of(rest) if any(_is_of_token(s) for s in t.free_symbols)]
+    for term in keyed:
+        factor, key = term.as_coeff_Mul()
+        if not key.is_Symbol or not factor.is_finite:
+            raise MaskRefused(
+                f"a score has {_show(term)} added, which is neither a mask nor a bias of the key"
+            )
+    factors = tuple((key, factor) for factor, key in (t.as_coeff_Mul() for t in keyed))
+    return sympy.expand(rest - sympy.Add(*keyed)), factors
 
 
 def _read_core(core: Any, dot: Any) -> tuple[Any, Any]:

@@ -131,10 +131,14 @@ class _WrittenOut:
             raise Near(f"{q.heads} query, {k.heads} key and {v.heads} value heads do not go together")
         predicate, tables = self.prover.proved(self.softmax, scores.keep, length, self.view)
         slopes = None if scores.bias is None else scores.bias.emit(elements, self.view.op)
-        attrs = stated(float(scores.scale * q.factor * k.factor), float(scores.softcap))
-        args = (*(part.emit(self.view.op) for part in (q, k, v)), None, sinks, slopes, *tables)
+        scale = float(scores.scale * q.factor * k.factor)
+        parts = (q.emit(self.view.op), k.emit(self.view.op), v.emit(self.view.op))
+        if scores.keyed:
+            parts = self.prover.keyed(self.softmax, parts, scores, elements, scale, self.view)
+        attrs = stated(scale, float(scores.softcap))
+        args = (*parts, None, sinks, slopes, *tables)
         out = self.view.op("attention", *args, mask=predicate, **attrs)  # [1,S,H,E]
-        self.prover.remember(out.name, "read from scores that are written out", scores.keep, length)
+        self.prover.remember(out.name, "read from scores that are written out", scores, length)
         return self.shaped(self.view.op("transpose", out, perm=(0, 2, 1, 3)))
 
     def shaped(self, out: Value) -> Value:

@@ -75,6 +75,21 @@ def test_models_of_transformers_in_memory(name: str, attention: str) -> None:
     assert model.config._attn_implementation == attention
 
 
+class Spread(Wrapped):
+    """Variances, and the quantile of a normal distribution at a fixed share."""
+
+    def forward(self, ids: Any) -> Any:
+        y = self.model(ids)
+        quantile = torch.erfinv(2 * torch.full((), 0.95) - 1) * 2**0.5
+        above = y - y.mean(-1, keepdim=True) - quantile * y.std(-1, keepdim=True, unbiased=False)
+        return above + y.var(-1, keepdim=True) * y.std(dim=(2,), keepdim=True)
+
+
+def test_variances() -> None:
+    model = Spread(tiny.build_plain())
+    agree(model, model)
+
+
 class OwnHead(nn.Module):
     """A body of transformers' under a head of one's own."""
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -67,6 +68,18 @@ def test_a_wrong_field_is_refused_on_one_line(checkpoint: Path, changes: dict[st
     edit_config(checkpoint, **changes)
     with pytest.raises(ImportRefused, match=r"^[^\n]*(config\.json|quantised)[^\n]*$"):
         load(checkpoint)
+
+
+def test_what_changes_with_the_length_names_the_longest_context_without_it(tmp_path: Path) -> None:
+    """Attention that drops keys once there are more than 20."""
+    config = transformers.DogeConfig(
+        vocab_size=tiny.VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=tiny.CONTEXT, keep_window_size=20, num_experts=4,
+    )  # fmt: skip
+    transformers.DogeForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ImportRefused, match=r"does not hold at length 21\..* compile with --max-context 20"):
+        load(tmp_path)
+    assert load(tmp_path, max_context=20).info.max_context == 20
 
 
 def test_token_ids_that_are_none_are_refused_or_left_out(checkpoint: Path) -> None:

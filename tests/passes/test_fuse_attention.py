@@ -497,6 +497,70 @@ def test_tables_need_their_data_and_must_reach_the_context() -> None:
     assert "--max-context 80" in str(error.value)
 
 
+KEYED_INPUTS = "%q: f32[1,4,S,8], %k: f32[1,4,S,8], %v: f32[1,4,S,8], %b: f32[1,S,4], %g: f32[1,S,2]"
+OF_HEAD = [  # of the token's own numbers, and a weight of the head
+    "%e = softplus %b : f32[1,S,4]", "%h = mul @a: f32[4], %e : f32[1,S,4]",
+    "%ht = transpose %h {perm=[0,2,1]} : f32[1,4,S]", "%x = reshape %ht {shape=[1,4,1,S]} : f32[1,4,1,S]",
+]  # fmt: skip
+OF_GROUP = [  # one number for every two heads
+    "%gt = transpose %g {perm=[0,2,1]} : f32[1,2,S]", "%g1 = sigmoid %gt : f32[1,2,S]",
+    "%g2 = reshape %g1 {shape=[1,2,1,1,S]} : f32[1,2,1,1,S]",
+    "%g3 = expand %g2 {shape=[1,2,2,1,S]} : f32[1,2,2,1,S]",
+    "%x = reshape %g3 {shape=[1,4,1,S]} : f32[1,4,1,S]",
+]  # fmt: skip
+OF_ALL = [
+    "%s1 = slice %b {axis=2, start=0, stop=1} : f32[1,S,1]", "%s2 = sigmoid %s1 : f32[1,S,1]",
+    "%s3 = transpose %s2 {perm=[0,2,1]} : f32[1,1,S]", "%x = reshape %s3 {shape=[1,1,1,S]} : f32[1,1,1,S]",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("lines", [OF_HEAD, OF_GROUP, OF_ALL], ids=["head", "group", "all"])
+def test_a_bias_of_the_keys_token_is_one_more_element_of_the_key(lines: list[str]) -> None:
+    weights = {"a": np.array([0.5, -1.0, 2.0, 0.25])}
+    added = ["%x2 = mul %x, 0.5 : " + lines[-1].split(" : ")[1], "%b1 = add %ss, %x2 : f32[1,4,S,S]"]
+    hide = ["%w = where %m, %b1, -inf : f32[1,4,S,S]"]
+    text = graph_text([*POSITIONS, *CAUSAL, *SCORES, *lines, *added, *hide, *FINISH], KEYED_INPUTS)
+    found = attention(fuse(text, weights))
+    assert [sizes_of(a) for a in found.args[:3]] == ["[1,4,S,9]", "[1,4,S,9]", "[1,4,S,8]"]
+    given = ["%y = expand %x {shape=[1,4,S,S]} : f32[1,4,S,S]", "%y2 = where %m, %y, -3e38 : f32[1,4,S,S]",
+             f"%z = attention %q, %k, %v, %y2 {{scale=0.3}} : f32[1,S,4,8] // {LOC}"]  # fmt: skip
+    found = attention(fuse(graph_text([*POSITIONS, *CAUSAL, *lines, *given], KEYED_INPUTS), weights))
+    assert [sizes_of(a) for a in found.args[:3]] == ["[1,4,S,9]", "[1,4,S,9]", "[1,4,S,8]"]
+    assert expression(found.attr("mask")) == "k <= q"
+
+
+def test_a_bias_of_shared_keys_is_theirs_and_one_of_every_head_repeats_them() -> None:
+    inputs = KEYED_INPUTS.replace("%k: f32[1,4,S,8], %v: f32[1,4,S,8]", "%k: f32[1,2,S,8], %v: f32[1,2,S,8]")
+    for lines, heads in ((OF_GROUP, 2), (OF_HEAD, 4)):
+        given = ["%y = expand %x {shape=[1,4,S,S]} : f32[1,4,S,S]", "%y2 = where %m, %y, -inf : f32[1,4,S,S]",
+                 f"%z = attention %q, %k, %v, %y2 {{scale=0.3}} : f32[1,S,4,8] // {LOC}"]  # fmt: skip
+        weights = {"a": np.array([0.5, -1.0, 2.0, 0.25])}
+        found = attention(fuse(graph_text([*POSITIONS, *CAUSAL, *lines, *given], inputs), weights))
+        assert [sizes_of(a) for a in found.args[1:3]] == [f"[1,{heads},S,9]", f"[1,{heads},S,8]"]
+
+
+@pytest.mark.parametrize(
+    "lines, attrs, reason",
+    [
+        (["%y0 = mul %x, 1.0 : f32[1,4,1,S]"], ", softcap=4.0", "after they are capped"),
+        (["%c1 = gt %x, 0.0 : bool[1,4,1,S]", "%y0 = where %c1, %x, -1.0 : f32[1,4,1,S]"], "", "condition"),
+        (["%y0 = minimum %x, -30000.0 : f32[1,4,1,S]"], "", "-30000.0 is added"),
+        (
+            ["%f = cast %ik {dtype=\"f32\"} : f32[1,S]", "%xe = expand %x {shape=[1,4,S,S]} : f32[1,4,S,S]",
+             "%y0 = mul %xe, %f : f32[1,4,S,S]"],
+            "", "neither a mask nor a bias",
+        ),
+    ],
+)  # fmt: skip
+def test_a_bias_of_tokens_that_is_no_sum_of_finite_numbers_is_refused(
+    lines: list[str], attrs: str, reason: str
+) -> None:
+    call = ["%y1 = expand %y0 {shape=[1,4,S,S]} : f32[1,4,S,S]", "%y2 = where %m, %y1, -inf : f32[1,4,S,S]",
+            f"%z = attention %q, %k, %v, %y2 {{scale=0.3{attrs}}} : f32[1,S,4,8] // {LOC}"]  # fmt: skip
+    with pytest.raises(PassError, match=reason):
+        fuse(graph_text([*POSITIONS, *CAUSAL, *OF_HEAD, *lines, *call], KEYED_INPUTS), {"a": np.ones(4)})
+
+
 REFUSED: dict[str, tuple[list[str], str, str]] = {  # lines, reason, the op it is at
     "no mask": (["%w = mul %ss, 1.0 : f32[1,4,S,S]"], "looks ahead", "softmax"),
     "one ahead": (["%m = ge %d, -1 : bool[S,S]", *HIDE], "position 0 sees the key at 1", "softmax"),

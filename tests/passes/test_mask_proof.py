@@ -109,6 +109,8 @@ def test_tables_are_recognised_kept_or_refused() -> None:
     assert (
         prove(read, 5, [lower | (np.arange(64) >= 5)]) == CAUSAL
     )  # what lies above the context does not matter
+    half = Table(0, FloorDiv(q, 2), k)  # hides nothing but what is later
+    assert prove(And(k <= q, Not(And(Not(half), k < 0))), 64, [np.ones((32, 64), bool)]) == CAUSAL
     with pytest.raises(MaskRefused, match="position 3 sees the key at 9"):
         prove(read, 64, [holes | (np.arange(64)[:, None] == 3) & (np.arange(64) == 9)])
     with pytest.raises(MaskRefused, match="table of 64 positions, and the context is 65.*--max-context 64"):
