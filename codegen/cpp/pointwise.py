@@ -13,7 +13,7 @@ from typing import Any, cast
 from codegen.cpp.spelling import ctype, key, literal, size
 from codegen.loops import NoKernel, merged_axes
 from ir.dims import Dim
-from ir.graph import Arg, Op, Scalar, Value, Weight
+from ir.graph import Arg, Op, Scalar, Value, Weight, tensor_of
 from ir.types import DType, Tensor
 
 BINARY = {
@@ -27,7 +27,7 @@ FUNCTIONS = (
     "gelu_tanh", "softplus", "floor",
 )  # fmt: skip
 UNARY = {name: f"{name}({{0}})" for name in FUNCTIONS} | {"expand": "{0}"}
-VECTOR = BINARY | UNARY | {"neg": "neg({0})", "not": "~{0}", "where": "select({0}, {1}, {2})", "cast": "{0}"}
+VECTOR = BINARY | UNARY | {"neg": "neg({0})", "not": "~{0}", "where": "select({0}, {1}, {2})"}
 SCALAR = BINARY | UNARY | {"neg": "-{0}", "not": "!{0}", "where": "{0} ? {1} : {2}"}
 POWERS = {2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}", 0.5: "sqrt({0})", -0.5: "rsqrt({0})", 1.0: "{0}"}
 
@@ -134,6 +134,13 @@ def _vector(op: Op, names: dict[str, str]) -> str:
         return power.format(term(op.args[0]))
     if op.kind == "clamp":
         return _clamp(op, term(op.args[0]), lambda v: f"splat({literal(v, DType.F32)})")
+    if op.kind == "cast":
+        types = [tensor_of(arg).dtype for arg in (cast(Value, op.args[0]), op.out)]
+        found = {
+            (DType.F32, DType.BOOL): "{0} != splat(0)",
+            (DType.BOOL, DType.F32): "select({0}, splat(1), splat(0))",
+        }
+        return found.get((types[0], types[1]), "{0}").format(term(op.args[0]))
     if op.kind not in VECTOR:
         raise NoKernel("it has no spelling in a pointwise loop")
     return VECTOR[op.kind].format(*(term(a) for a in op.args))

@@ -106,6 +106,14 @@ def choices(b: GraphBuilder) -> Value:
     return b.op("where", both, b.op("clamp", x, low=-0.2, high=0.1), b.op("pow", y, Scalar(2.0)))
 
 
+def truths(b: GraphBuilder) -> Value:
+    """Of floats, and floats of them, where all else is f32."""
+    x = source(b, "tr", 3, 9)
+    some = b.op("cast", b.op("relu", x), dtype="bool")
+    ones = b.op("cast", b.op("lt", x, Scalar(0.1)), dtype="f32")
+    return b.op("add", b.op("where", some, x, Scalar(7.0)), ones)
+
+
 def integers(b: GraphBuilder) -> Value:
     pos = b.op("cast", arg(b, "pos"), dtype="i64")
     half = b.op("floordiv", b.op("sub", pos, Scalar(20)), Scalar(3))
@@ -213,9 +221,9 @@ def folded(b: GraphBuilder) -> Value:
 
 CASES: tuple[Case, ...] = (
     rms, rms_heads, rms_per_head, rms_two_axes, rms_plain, layer, layer_plain, rope_half, rope_part,
-    rope_interleaved, rope_per_head, rope_of_a_view, positions, chain, broadcasts, choices, integers, rounded,
-    functions, reductions, folds, softmax, cumsum, moves, inner_split, products, looked_up, looked_up_bf16,
-    columns, folded,
+    rope_interleaved, rope_per_head, rope_of_a_view, positions, chain, broadcasts, choices, truths, integers,
+    rounded, functions, reductions, folds, softmax, cumsum, moves, inner_split, products, looked_up,
+    looked_up_bf16, columns, folded,
 )  # fmt: skip
 
 
