@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,15 +12,18 @@ from compiler.cli import values
 from compiler.cli.errors import BAD_INPUT
 from compiler.cli.options import Block, MaxContext
 
+if TYPE_CHECKING:
+    from compiler.cli.terminal import Terminal
+
 
 def command(
     source: Annotated[
-        str,
+        str | None,
         typer.Argument(
             help="A Hugging Face directory (its config.json is enough), a GGUF or ONNX file, an "
             "artifact NAME.octavo, or a graph as text, NAME.ir."
         ),
-    ],
+    ] = None,
     layer: Annotated[
         int | None, typer.Option(help="Print this layer's ops too, before and after the passes.", min=0)
     ] = None,
@@ -32,6 +36,17 @@ def command(
     max_context: MaxContext = None,
     block: Block = 16,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, of every layer.")] = False,
+    all_transformers: Annotated[
+        bool,
+        typer.Option(
+            "--all-transformers",
+            help="Instead of a model: what is made of each model type of the installed transformers.",
+        ),
+    ] = False,
+    markdown: Annotated[
+        Path | None,
+        typer.Option(help="With --all-transformers: write the table to this file too.", metavar="FILE"),
+    ] = None,
 ) -> None:
     """Say what the compiler recognises in a model, layer by layer, or the first reason why it refuses it.
 
@@ -43,13 +58,21 @@ def command(
 
     octavo explain model.octavo --json
 
+    octavo explain --all-transformers
+
     Neither weights nor the device are needed. A model is traced with PyTorch, which takes seconds. The exit
-    code is 2 where the model is refused.
+    code is 2 where the model is refused. The table of all model types takes minutes.
     """
     import compiler
     from compiler.cli.terminal import Terminal
 
     shown = Terminal()
+    if all_transformers:
+        _refuse(source is not None or layer is not None, "it takes no model and no layer", "Give it alone")
+        _print_all(shown, as_json, markdown)
+        return
+    _refuse(source is None, "no model is given", "Give a checkpoint's path, or --all-transformers")
+    _refuse(markdown is not None, "--markdown is for its table alone", "Leave it out")
     with shown:
         found = compiler.explain(
             source, dtype=dtype, max_context=max_context, block=block, layer=layer, progress=shown
@@ -57,3 +80,21 @@ def command(
     print(json.dumps(found.json) if as_json else str(found), end="\n" if as_json else "")
     if found.refused is not None:
         raise typer.Exit(BAD_INPUT)
+
+
+def _refuse(wrong: bool, what: str, todo: str) -> None:
+    from compiler.errors import CompileError
+
+    if wrong:
+        raise CompileError(what, where="--all-transformers", todo=todo)
+
+
+def _print_all(shown: Terminal, as_json: bool, markdown: Path | None) -> None:
+    from compiler.explanation.coverage import cover
+    from compiler.explanation.coverage_text import markdown as as_markdown
+
+    with shown:
+        found = cover(progress=shown)
+    if markdown is not None:
+        markdown.write_text(as_markdown(found), "utf-8")
+    print(json.dumps(found.json) if as_json else str(found), end="\n" if as_json else "")
