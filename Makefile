@@ -2,6 +2,8 @@
 # test: lint and tests · bench: throughput against the machine's bounds
 # gpu-tables: docs/gpu.md's list of kernels (needs no GPU) · bench-gpu: benchmarks on this machine's GPU
 # bench-paging: waste, sharing, forks, overload and the block allocator against their bounds · soak: 30 minutes of load with faults
+# test-zoo: every model type of tests/data/zoo beside transformers, with a table (ZOO='llama gpt2': these alone; takes an hour)
+# architectures: docs/architectures.md, what is made of each model type of the installed transformers (takes minutes)
 # fuzz: readers of untrusted files, each for MINUTES=10 (FUZZERS="gguf ir": these alone; SEED=text: the same cases again)
 # bench-llamacpp, bench-openvino, bench-ortgenai, bench-vllm: beside another engine · bench-big: beside llama.cpp at 1.1 billion weights
 # bench-drafts: drafts beside none, by DRAFT=lookup of the demo engine or BENCH_OPTIONS="--engine PATH --draft self"
@@ -39,13 +41,13 @@ STAGED_ENGINE := build/smollm2-stages.octavo
 PAGE := build/smollm2.html
 COMPILER_FILES := $(shell find compiler ir passes codegen -name '*.py' -o -name '*.h' -o -name '*.cpp')
 
-QUICK_TESTS := tests/ir tests/passes tests/compiler tests/runtime tests/fuzz tests/benchmarks tests/test_layering.py
-SLOW_TESTS := tests/model tests/triton tests/importers tests/codegen tests/cli
+QUICK_TESTS := tests/ir tests/passes tests/compiler tests/runtime tests/fuzz tests/benchmarks tests/test_layering.py tests/test_no_model_names.py
+SLOW_TESTS := tests/model tests/zoo tests/triton tests/importers tests/codegen tests/cli
 # Files start in this order: the longest first.
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 PEERS := llamacpp openvino ortgenai vllm
 
-.PHONY: install model demo page page-picture lint test test-quick test-slow bench bench-engines bench-quality bench-needle bench-big bench-paging bench-drafts soak gpu-tables bench-gpu fuzz $(PEERS:%=bench-%) clean
+.PHONY: install model demo page page-picture lint test test-quick test-slow test-zoo architectures bench bench-engines bench-quality bench-needle bench-big bench-paging bench-drafts soak gpu-tables bench-gpu fuzz $(PEERS:%=bench-%) clean
 
 install: .venv/installed
 
@@ -104,6 +106,12 @@ test-quick: .venv/installed
 
 test-slow: .venv/installed $(DEMO_GGUF)
 	$(PYTEST) $(SLOW_TESTS)
+
+test-zoo: .venv/installed
+	$(BIN)/python -m tests.zoo $(ZOO)
+
+architectures: .venv/installed
+	$(BIN)/octavo explain --all-transformers --markdown docs/architectures.md
 
 bench: $(DEMO_ENGINE)/manifest.json
 	$(BIN)/octavo bench $(DEMO_ENGINE)

@@ -1,0 +1,58 @@
+"""Every model type of tests/data/zoo: compiled and compared, or refused as expected. A table, and JSON.
+
+python -m tests.zoo [TYPE ...] [--json FILE] [--workers N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from multiprocessing import get_context
+from pathlib import Path
+
+from tests.conftest import CXX, OBJECTS
+
+TASKS_A_PROCESS = 12  # then its memory is given back
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    from tests.zoo.models import CORE
+    from tests.zoo.rows import REFUSED, RIGHT, WRONG, row_of
+
+    parser = argparse.ArgumentParser(prog="tests.zoo")
+    parser.add_argument("types", nargs="*", help="default: all of core")
+    parser.add_argument("--json", type=Path, default=Path("build/zoo.json"))
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    asked = parser.parse_args(args)
+    unknown = set(asked.types) - set(CORE)
+    if unknown:
+        parser.error(f"not in tests/data/zoo/types.json: {', '.join(sorted(unknown))}")
+    rows = []
+    pool = ProcessPoolExecutor(
+        asked.workers, mp_context=get_context("spawn"), max_tasks_per_child=TASKS_A_PROCESS
+    )
+    with pool:
+        for row in pool.map(row_of, asked.types or CORE):
+            print(row, flush=True)
+            rows.append(row)
+    asked.json.parent.mkdir(parents=True, exist_ok=True)
+    asked.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    counts = {name: sum(row.outcome == name for row in rows) for name in (RIGHT, WRONG, REFUSED)}
+    print(f"{len(rows)} types: {', '.join(f'{count} {name}' for name, count in counts.items())}")
+    unexpected = [row.model_type for row in rows if not row.expected]
+    if unexpected:
+        print(f"not as expected: {', '.join(unexpected)}")
+    return bool(unexpected)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OCTAVO_CACHE", str(OBJECTS))
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
+    if "CXX" not in os.environ:
+        os.environ |= {"CXX": str(CXX), "OCTAVO_TESTS_PRECOMPILED": str(OBJECTS / "precompiled")}
+    sys.exit(main())
