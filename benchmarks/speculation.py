@@ -1,6 +1,6 @@
 """Drafts beside none: how many times as fast, how many are accepted, and what is possible at best.
 
-python benchmarks/speculation.py chat | copy | random | sixteen   (--help says more)
+python benchmarks/speculation.py chat | copy | random | chance | sixteen   (--help says more)
 
 Ends with 1 where what is promised of a workload does not hold, or an output differs.
 """
@@ -47,7 +47,7 @@ def command(
         for name in names or WORKLOADS:
             workload = WORKLOADS[name](loaded, new_tokens)
             found = measure(loaded, workload, pairs, temperature).figures()
-            limit = at_least or workload.at_least
+            limit = workload.bound(draft, at_least)
             bounds = [] if limit is None else [Bound("speed beside none", found["speedup"], limit, True)]
             figures = {"engine": engine.name, "draft": Path(draft).name, **found}
             report = Report(f"{name}, {engine.stem} by {Path(draft).stem}", bounds, figures)

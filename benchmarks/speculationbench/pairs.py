@@ -68,7 +68,8 @@ def best_possible(places: Sequence[tuple[int, int]]) -> float:
 def measure(engine: Engine, workload: Workload, pairs: int, temperature: float = 0.0) -> Pairs:
     """A pair first that is not counted. Raises AssertionError where the outputs differ."""
     numbers = itertools.count()
-    sampling = Sampling(max_new_tokens=workload.new_tokens, ignore_eos=True, temperature=temperature, seed=1)
+    options = dict(max_new_tokens=workload.new_tokens, ignore_eos=True, temperature=temperature, seed=1)
+    sampling = Sampling(**{**options, **workload.sampling})
     plainly = replace(sampling, draft_tokens=0)
     _pair(engine, workload, sampling, plainly, False, numbers)
     before = Counts.of(engine.stats())

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from speculationbench import pairs
-from speculationbench.workloads import Workload
+from speculationbench import pairs, workloads
+from speculationbench.workloads import ANY, Workload
 
+from runtime.speculation.lookup import LookupDrafter
 from tests.runtime.fake import VOCAB, fake_engine
 from tests.runtime.test_draft_engine import drafter
 
@@ -19,6 +20,25 @@ def test_the_best_possible_is_what_the_chances_give() -> None:
     assert pairs.best_possible(((10, 0), (10, 0))) == 1.0
     shorter = ((10, 10), (4, 4))  # no place counts as refused where none was drafted
     assert pairs.best_possible(shorter) == 3.0
+
+
+def test_a_bound_is_of_the_drafter_that_it_is_promised_for() -> None:
+    copied = Workload("copy", [], 24, at_least={"lookup": 2.5})
+    assert copied.bound("lookup") == 2.5
+    assert copied.bound("self") is None and copied.bound("other.octavo") is None
+    assert copied.bound("lookup", 0.0) == 0.0 and copied.bound("self", 1.5) == 1.5
+    assert Workload("sixteen", [], 24, at_least={ANY: 0.95}).bound("other.octavo") == 0.95
+
+
+def test_what_repeats_by_chance_is_drafted_and_refused() -> None:
+    with fake_engine(drafter=LookupDrafter(), max_context=2048) as engine:
+        workload = workloads.chance(engine, 64)
+        found = pairs.measure(engine, workload, 1)
+        few = set(workload.prompts[0])
+        assert len(few) == workloads.FEW
+        assert all(set(ids) <= few for run in (*found.plain, *found.drafted) for ids in run.token_ids)
+        figures = found.figures()
+        assert figures["drafted_tokens"] > 0 and figures["acceptance"] < 0.3
 
 
 def test_pairs_are_of_equal_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
