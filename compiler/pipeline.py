@@ -20,6 +20,7 @@ from passes.fuse_attention import FuseAttention
 from passes.fuse_casts import FuseCasts
 from passes.fuse_dequant import FuseDequant
 from passes.fuse_epilogue import FuseEpilogue
+from passes.fuse_moe import FuseMoe
 from passes.fuse_norm import FuseNorm
 from passes.fuse_rope import FuseRope
 from passes.group_pointwise import GroupPointwise
@@ -63,6 +64,7 @@ def pipeline(
         Dce(),
         FuseNorm(),
         FuseRope(),
+        FuseMoe(),
         Cse(),
         Dce(),
         MergeLinears(),
