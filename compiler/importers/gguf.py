@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from compiler.importers.arrangement import Arrangement, Concat, Misfit, Stored, whole
 from compiler.importers.choose import instantiate
 from compiler.importers.export import quiet
 from compiler.importers.gguf_header import check_header
@@ -41,6 +42,8 @@ _MEANT = {
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
     "logit_scale": "logit_scale",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }  # from a key of the file to the attribute of the configuration that has its meaning
 
 
@@ -80,14 +83,27 @@ class GgufSource:
     def __init__(self, path: Path, reader: Any, config: Any) -> None:
         self.path = path
         self._layout = _Layout(config, _text(reader, "general.architecture"))
-        self._tensors = _by_name(path, reader, config, self._layout)
+        self._tensors, joined = _by_name(path, reader, config, self._layout)
+        self._parts = {name for names in joined.values() for name in names}
+        self._joined: dict[str, Arrangement] = {}
+        self._joined.update({own: self._join(own, names) for own, names in joined.items()})
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(self._tensors)
+        return (*(n for n in self._tensors if n not in self._parts), *self._joined)
+
+    def _join(self, own: str, parts: tuple[str, ...]) -> Arrangement:
+        """Experts' matrices of several tensors [E,N,K], one below the other."""
+        try:
+            return Concat(tuple(Stored(self, name) for name in parts), 1)
+        except Misfit as error:
+            what = f"{own!r} is put together from {' and '.join(parts)}, which do not fit: {error.what}"
+            raise WeightError(what, where=str(self.path), todo=BELONG) from None
 
     def matrix(self, name: str) -> GgufMatrix | None:
         """Of a format with a grid of its own, its rows as they are or in another order."""
+        if name in self._joined:
+            return None
         tensor = self._find(name)
         form = FORMATS.get(tensor.tensor_type.name)
         if form is None or len(tensor.shape) != 2:
@@ -96,12 +112,16 @@ class GgufSource:
         return None if order is None else GgufMatrix(form, tensor.data, order)
 
     def type(self, name: str) -> Tensor:
+        if name in self._joined:
+            return Tensor(self._joined[name].dtype, self._joined[name].shape)
         tensor = self._find(name)
         shape = tuple(int(n) for n in reversed(tensor.shape))
         moved = self._layout.shape(tensor.name, shape)
         return Tensor(_PLAIN.get(tensor.tensor_type.name, DType.F32), moved)
 
     def rows(self, name: str, lo: int, hi: int) -> Array:
+        if name in self._joined:
+            return self._joined[name].read(((lo, hi), *whole(self._joined[name])[1:]))
         tensor = self._find(name)
         order = self._layout.row_order(tensor.name, int(tensor.shape[-1]) if len(tensor.shape) > 1 else None)
         if order is None:
@@ -115,6 +135,8 @@ class GgufSource:
         return self._stored(tensor, order[lo:hi])
 
     def read(self, name: str) -> Array:
+        if name in self._joined:
+            return self._joined[name].read(whole(self._joined[name]))
         tensor = self._find(name)
         return self._layout.apply(tensor.name, self._stored(tensor, slice(None)))
 
@@ -161,7 +183,24 @@ class _Layout:
         return np.asarray(result.weights, dtype=array.dtype)
 
     def shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return self.apply(name, np.broadcast_to(np.float32(0), shape)).shape if len(shape) > 1 else shape
+        return self.apply(name, np.broadcast_to(np.float32(0), shape)).shape
+
+    def place(self, name: str, names: Mapping[str, str]) -> tuple[str, int, int] | None:
+        """The model's array that a tensor [E,N,K] is all or a part of, which of its parts, and of how many.
+
+        None where the processor leaves the tensor as it is, or takes it apart otherwise.
+        """
+        made: dict[str, Any] = {}
+        parsed = {"tensors": made}
+        with suppress(KeyError):
+            self.processor.process(
+                np.ones((1, 1, 1), np.float32), name, tensor_key_mapping=names, parsed_parameters=parsed
+            )
+        shapes = {own: tuple(array.shape) for own, array in made.items()}
+        if len(shapes) != 1 or (shape := next(iter(shapes.values())))[::2] != (1, 1):
+            return None
+        own, array = next(iter(made.items()))
+        return own, int(np.asarray(array).argmax()), shape[1]
 
     def row_order(self, name: str, num_rows: int | None) -> Array | None:
         """Which stored row each row is, found by moving row numbers; None where more than rows is changed."""
@@ -210,23 +249,37 @@ def _config(path: Path) -> Any:
             raise ImportRefused(what, where=str(path), todo=OTHER_FILE) from error
 
 
-def _by_name(path: Path, reader: Any, config: Any, layout: _Layout) -> Mapping[str, Any]:
-    """The file's tensors under the model's names. Raises ImportRefused on one without a place there."""
+def _by_name(
+    path: Path, reader: Any, config: Any, layout: _Layout
+) -> tuple[dict[str, Any], dict[str, tuple[str, ...]]]:
+    """The file's tensors under the model's names, or under their own where several make one of the model's
+    arrays, and the names of these, in order. Raises ImportRefused on a tensor without a place there.
+    """
     from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
 
     model = instantiate(config, str(path))
     _refuse_other_rotary_size(path, reader, model)
     names = get_gguf_hf_weights_map(model, layout.processor)
-    tensors = [t for t in reader.tensors if t.name != ROPE_DIVISORS]
-    unknown = [t.name for t in tensors if t.name not in names]
-    if unknown:
-        raise ImportRefused(
-            f"the model has no place for tensor {unknown[0]!r}, so it would not be computed as the file "
-            "means it",
-            where=str(path),
-            todo=OTHER_FILE,
-        )
-    return {names[t.name]: t for t in tensors}
+    found: dict[str, Any] = {}
+    parts: dict[str, dict[int, str]] = {}
+    counts: dict[str, int] = {}
+    for tensor in reader.tensors:
+        place = (names[tensor.name], 0, 1) if tensor.name in names else layout.place(tensor.name, names)
+        if tensor.name == ROPE_DIVISORS:
+            continue
+        if place is None:
+            what = f"the model has no place for tensor {tensor.name!r}, so it would not be computed as the "
+            raise ImportRefused(f"{what}file means it", where=str(path), todo=OTHER_FILE)
+        own, index, count = place
+        found[own if count == 1 else tensor.name] = tensor
+        if count > 1:
+            counts[own] = count
+            parts.setdefault(own, {})[index] = tensor.name
+    for own, each in parts.items():
+        if len(each) != counts[own]:
+            what = f"only {', '.join(each.values())} of the {counts[own]} tensors that make {own!r} are there"
+            raise WeightError(what, where=str(path), todo=BELONG)
+    return found, {own: tuple(each[i] for i in sorted(each)) for own, each in parts.items()}
 
 
 def _frequency_divisors(reader: Any) -> Array | None:

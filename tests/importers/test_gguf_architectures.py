@@ -27,7 +27,7 @@ from tests.model import tiny
 ARCHITECTURES = {
     "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "stablelm": "stablelm", "gemma2": "gemma2",
     "gemma3": "gemma3_text", "starcoder2": "starcoder2", "gpt2": "gpt2", "nemotron": "nemotron",
-    "falcon": "falcon",
+    "falcon": "falcon", "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe",
 }  # fmt: skip
 OTHER = {
     "falcon": dict(multi_query=True, new_decoder_architecture=False),
@@ -38,6 +38,8 @@ OTHER = {
     "gemma3_text": dict(head_dim=32, sliding_window=9),
     "gemma2": dict(sliding_window=9),
     "stablelm": dict(num_key_value_heads=3),
+    "qwen2_moe": dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=1408),
+    "qwen3_moe": dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=768, head_dim=32),
 }
 
 
@@ -51,7 +53,7 @@ def write(path: Path, architecture: str, **extra: Any) -> Path:
     config = config_of(architecture)
     model = transformers.AutoModelForCausalLM.from_config(config)
     writer = gguf.GGUFWriter(path, architecture)
-    for key, attribute in GGUF_CONFIG_MAPPING[architecture].items():
+    for key, attribute in GGUF_CONFIG_MAPPING[architecture.replace("moe", "_moe")].items():
         value = getattr(config, attribute, None) if attribute else None
         if isinstance(value, int):
             writer.add_uint32(f"{architecture}.{key}", value)
@@ -66,10 +68,14 @@ def write(path: Path, architecture: str, **extra: Any) -> Path:
     for name, own in get_gguf_hf_weights_map(model, processor).items():
         if own == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        shape = tuple(state[own].shape)
+        shape, suffix = tuple(state[own].shape), ".weight" if name.endswith("_exps") else ""
+        if "gate_exps" in name or "up_exps" in name:  # the file has both halves as tensors of their own
+            shape = (shape[0], shape[1] // 2, shape[2])
+        if "gate_inp_shexp" in name:
+            shape = shape[1:]
         shape = shape[::-1] if architecture == "gpt2" and any(p in name for p in ("attn_", "ffn_")) else shape
         array = rng.standard_normal(shape) * 0.1 + ("norm.weight" in name)
-        writer.add_tensor(name, array.astype(np.float32))
+        writer.add_tensor(name + suffix, array.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
