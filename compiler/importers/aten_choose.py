@@ -87,7 +87,7 @@ def _hits(c: Context, x: Any, index: Any) -> Any:
 
 def _where_hit(c: Context, axis: int, hit: Any, value: Any, x: Any) -> Any:
     """x with value at the places that any source comes to."""
-    any_hit = c.cast(_over_sources(c, "max", c.cast(hit, DType.I32)), DType.BOOL)
+    any_hit = c.cast(_over_sources(c, "max", c.cast(hit, DType.F32)), DType.BOOL)  # kernels reduce floats
     return _back(c, c.op("where", any_hit, value, _last(c, c.tensor(x), axis)), axis)
 
 

@@ -18,7 +18,16 @@ from tests.model.harness import Stepper
 from tests.triton.test_attention import multiply_by_element
 
 TARGETS = ("cpu", "triton-interpret")
-NAMES = ("llama", "gemma2", "gpt2", "qwen3")
+# Two experts chosen of 5 by a softmax; two of the better group of 4, beside one that all tokens share.
+EXPERTS: dict[str, dict[str, Any]] = {
+    "mixtral": dict(num_local_experts=5, num_experts_per_tok=2, intermediate_size=40),
+    "deepseek_v3": dict(
+        n_routed_experts=8, num_experts_per_tok=2, n_group=2, topk_group=1, first_k_dense_replace=1,
+        moe_intermediate_size=24, num_key_value_heads=3, q_lora_rank=24, kv_lora_rank=16,
+        qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16, head_dim=8,
+    ),
+}  # fmt: skip
+NAMES = ("llama", "gemma2", "gpt2", "qwen3", *EXPERTS)
 TWO_LAYERS = {"gemma2": dict(num_hidden_layers=2)}  # one of them with a window of 12
 TOLERANCE = 1e-4  # of the logits' standard deviation
 
@@ -47,7 +56,8 @@ def steps() -> list[list[tuple[int, int, int]]]:
 
 
 def checkpoint(name: str, directory: Path) -> Path:
-    config = transformers.AutoConfig.for_model(name, **tiny.CONFIGS[name] | TWO_LAYERS.get(name, {}))
+    base = tiny.CONFIGS["llama"] | EXPERTS[name] if name in EXPERTS else tiny.CONFIGS[name]
+    config = transformers.AutoConfig.for_model(name, **base | TWO_LAYERS.get(name, {}))
     transformers.set_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config)
     tiny.randomize(model)
@@ -73,13 +83,17 @@ def test_logits_are_those_of_the_cpu_target(
 INT4 = {"quantize": "int4", "kv": "int4", "block": 16}
 
 
-@pytest.mark.parametrize("quantized", [{}, INT4], ids=["f32", "int4"])
+@pytest.mark.parametrize(
+    ("name", "quantized"),
+    [("llama", {}), ("llama", INT4), ("mixtral", INT4)],
+    ids=["f32", "int4", "experts of int4"],
+)
 def test_an_invariant_models_bits_do_not_depend_on_chunks_or_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantized: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, quantized: dict[str, Any]
 ) -> None:
     """Of int4 with activations in i8 and keys whose scales are a block's."""
     monkeypatch.setattr(compiler.trial, "MAX_INTERPRETED", 0)
-    source = checkpoint("llama", tmp_path / "llama")
+    source = checkpoint(name, tmp_path / name)
     out = compiler.compile(
         source, tmp_path / "m.octavo", target="triton-interpret", invariant=True, **quantized
     )
