@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ def compile(
     calibration: str | Path | None = None,
     max_kl: float | None = None,
     draft: str | None = None,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Compile a checkpoint into the artifact directory `out` and return its path.
@@ -72,6 +73,9 @@ def compile(
     draft: self:int4 bundles the model's own weights as int4, for the CPU, which drafts tokens that the model
     verifies (runtime.load with draft="self"); algorithm and calibration are the draft's too.
 
+    example_inputs: arguments of one call of a module, a sequence or a mapping from keywords, where its
+    signature does not tell what they are: ids [B,S], positions, a padding mask of ones, and constants.
+
     Raises compiler.errors.CompileError with what was wrong, where, and what to do.
     """
     # Imported here so that `import compiler`, which every subcommand does, needs neither sympy nor torch.
@@ -84,6 +88,7 @@ def compile(
         invariant=invariant, weights=weights, check=check, dump_ir=dump_ir, cache=cache, force=force,
         quantize=quantize, group=group, algorithm=algorithm, symmetric=symmetric, keep=keep,
         activations=activations, kv=kv, calibration=calibration, max_kl=max_kl, draft=draft,
+        example_inputs=example_inputs,
     )  # fmt: skip
     folder = None if dump_ir is None else Path(dump_ir)
     quantization = arguments.quantization(
@@ -93,7 +98,9 @@ def compile(
         source,
         Path(out),
         target,
-        Options(dtype, max_context, block, weights, check, folder, cache, quantization, draft),
+        Options(
+            dtype, max_context, block, weights, check, folder, cache, quantization, draft, example_inputs
+        ),
         isa=isa,
         invariant=invariant,
         force=force,

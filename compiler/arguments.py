@@ -42,6 +42,10 @@ def _is_real(value: Any) -> bool:
     return isinstance(value, float) or _is_number(value)
 
 
+def _are_arguments(value: Any) -> bool:
+    return isinstance(value, Mapping | Sequence) and not isinstance(value, str)
+
+
 def _is_switch(value: Any) -> bool:
     return isinstance(value, bool)
 
@@ -64,6 +68,7 @@ KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "group": (_or_none(_is_number), "Give a number of inputs, or None"),
     "calibration": (_or_none(_is_path), "Give the path of a text file, or None"),
     "max_kl": (_or_none(_is_real), "Give a number of nats, or None"),
+    "example_inputs": (_or_none(_are_arguments), "Give a call's arguments, a tuple or a dict, or None"),
     **dict.fromkeys(
         ("algorithm", "activations", "kv", "draft"), (_or_none(_is_text), "Give a name, or None")
     ),

@@ -216,8 +216,13 @@ class Compile:
 
     def _import(self, source: Any, *, keep_grid: bool) -> Imported:
         options = self.options
-        wanted = {"max_context": options.max_context, "weights": options.weights, "keep_grid": keep_grid}
-        return importers.load(source, **wanted)
+        return importers.load(
+            source,
+            max_context=options.max_context,
+            weights=options.weights,
+            keep_grid=keep_grid,
+            example_inputs=options.example_inputs,
+        )
 
     def _stages(self) -> list[str]:
         """The names of those that are to come."""

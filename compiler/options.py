@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from codegen.kv_block import BLOCKS
 from compiler.errors import CompileError
@@ -31,6 +32,7 @@ class Options:
     cache: bool = True
     quantization: Quantization = field(default_factory=Quantization)
     draft: str | None = None
+    example_inputs: Any = None
 
 
 def block_size(options: Options) -> int:

@@ -17,7 +17,12 @@ __all__ = ["ImportRefused", "Imported", "ModelInfo", "load"]
 
 
 def load(
-    source: Any, *, max_context: int | None = None, weights: bool = True, keep_grid: bool = False
+    source: Any,
+    *,
+    max_context: int | None = None,
+    weights: bool = True,
+    keep_grid: bool = False,
+    example_inputs: Any = None,
 ) -> Imported:
     """Import a model. Raises ImportRefused or WeightError, saying what is wrong, where, and what to do.
 
@@ -27,6 +32,7 @@ def load(
     weights: False for shapes alone, of which a checkpoint directory needs no more than config.json.
     keep_grid: read quantised matrices as the codes and scales that the checkpoint holds; otherwise as the
     floats that they stand for.
+    example_inputs: arguments of a call of a module, by place or by keyword.
     """
     if max_context is not None and max_context < 1:
         raise ImportRefused(f"max_context = {max_context}", where="source", todo="Give one of at least 1")
@@ -45,7 +51,10 @@ def load(
     if not isinstance(source, str | Path):
         from compiler.importers.module import load_module
 
-        return load_module(source, max_context)
+        return load_module(source, max_context, example_inputs)
+    if example_inputs is not None:
+        todo = "Leave them out: a file says what its inputs are"
+        raise ImportRefused("example_inputs without a module", where=str(source), todo=todo)
     path = Path(source)
     if (model := onnx_file(path)) is not None:
         from compiler.importers.onnx.load import load_onnx

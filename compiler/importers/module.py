@@ -9,10 +9,8 @@ op.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +23,7 @@ from compiler.importers.borrowed import (
     flags_of_sizes,
     transformers_models,
 )
+from compiler.importers.calls import Call, call_by_example, call_by_signature
 from compiler.importers.experts import expert_markers
 from compiler.importers.export import (
     EXAMPLE_LENGTH,
@@ -41,20 +40,23 @@ from compiler.weights import ArraySource, LayeredSource, check_weights, read_as
 from ir.interpret import interpret
 from ir.types import Tensor
 
-IDS = ("ids", "input_ids", "tokens", "idx", "x")
-POSITIONS = ("pos", "positions", "position_ids", "input_pos")
-
-WRAP = "Wrap it in a module whose forward takes ids [1,S] and, if it needs them, positions [1,S]"
+Examples = Sequence[Any] | Mapping[str, Any] | None
 
 NUM_PROBES = 8  # token ids that are tried where a module branches on a length of 1
 PROBE_ERROR, PROBE_ERROR_HALF = 1e-4, 0.1  # of the logits' standard deviation
 
 
-def load_module(source: Any, max_context: int | None = None) -> Imported:
-    """Import a torch.nn.Module or an ExportedProgram. Raises ImportRefused."""
+def load_module(source: Any, max_context: int | None = None, examples: Examples = None) -> Imported:
+    """Import a torch.nn.Module or an ExportedProgram. Raises ImportRefused.
+
+    examples: arguments of a call of a module, by place or by keyword; None where its signature tells them.
+    """
     import torch
 
     if isinstance(source, torch.export.ExportedProgram):
+        if examples is not None:
+            todo = "Leave them out: the program has been traced"
+            raise ImportRefused("example_inputs of an exported program", where="source", todo=todo)
         return load_program(source, max_context)
     if not isinstance(source, torch.nn.Module):
         raise ImportRefused(
@@ -75,17 +77,18 @@ def load_module(source: Any, max_context: int | None = None) -> Imported:
             where=type(source).__name__,
             todo="Give max_context=N",
         )
+    call = call_by_signature(source) if examples is None else call_by_example(source, examples)
     names, alone = Names(source), list[ImportRefused]()
     with evaluating(source):
         with as_float32(source):
-            program = export_module(source, max_context, alone)
+            program = export_module(source, call, max_context, alone)
         imported = _imported(program, source, names, max_context, type(source).__name__, wrapper="model")
-        if alone and not agrees_at_length_one(source, imported):
+        if alone and not agrees_at_length_one(source, call, imported):
             raise alone[0]
     return imported
 
 
-def export_module(module: Any, context: int, alone: list[ImportRefused]) -> Any:
+def export_module(module: Any, call: Call, context: int, alone: list[ImportRefused]) -> Any:
     """The exported program. What is transformers' in it calls our attention function, if it can.
 
     alone: gets the refusal of what the module does otherwise at length 1 alone.
@@ -94,7 +97,7 @@ def export_module(module: Any, context: int, alone: list[ImportRefused]) -> Any:
     if models:
         with one_sequence(), expert_markers(), attention_markers(module) as markers:
             with attention_implementation(models, NAME):
-                program = _export(module, context, alone)
+                program = _export(module, call, context, alone)
         if markers.calls == markers.expected() > 0:
             return program
         alone.clear()
@@ -103,16 +106,15 @@ def export_module(module: Any, context: int, alone: list[ImportRefused]) -> Any:
             stack.enter_context(one_sequence())
             stack.enter_context(expert_markers())
         stack.enter_context(attention_implementation(models, "eager"))
-        return _export(module, context, alone)
+        return _export(module, call, context, alone)
 
 
-def _export(module: Any, context: int, alone: list[ImportRefused]) -> Any:
+def _export(module: Any, call: Call, context: int, alone: list[ImportRefused]) -> Any:
     import torch
 
-    call = calling(module)
     with torch.no_grad(), flags_of_sizes():
         args = _zeros(module, call, EXAMPLE_LENGTH)
-        return export_program(_logits_only(module, call), args, context, SUPPORTED, alone)
+        return export_program(_as_logits(module, call), args, context, SUPPORTED, alone)
 
 
 def _zeros(module: Any, call: Call, length: int) -> tuple[Any, ...]:
@@ -120,16 +122,18 @@ def _zeros(module: Any, call: Call, length: int) -> tuple[Any, ...]:
     import torch
 
     device = next((t.device for t in module.parameters()), torch.device("cpu"))
-    return tuple(torch.zeros((1, length), dtype=torch.long, device=device) for _ in range(1 + call.positions))
+    return tuple(
+        torch.zeros((1, length), dtype=torch.long, device=device) for _ in range(1 + call.takes_positions)
+    )
 
 
-def agrees_at_length_one(module: Any, imported: Imported) -> bool:
+def agrees_at_length_one(module: Any, call: Call, imported: Imported) -> bool:
     """Whether the graph gives the module's own logits of single tokens: modules that leave their mask out
     there branch on the length, which the traced graph does not."""
     import torch
 
-    call, weights = calling(module), {w.name: w for w in imported.graph.weights}
-    run = _logits_only(module, call)
+    weights = {w.name: w for w in imported.graph.weights}
+    run = _as_logits(module, call)
     half = any(p.dtype in (torch.float16, torch.bfloat16) for p in module.parameters())
     for token in np.linspace(0, imported.info.vocab_size - 1, NUM_PROBES).astype(int).tolist():
         args = _zeros(module, call, 1)
@@ -174,55 +178,9 @@ def _imported(program: Any, module: Any, names: Names, context: int, name: str, 
     return Imported(graph, weights, info, lines=lines, constants=constants.names)
 
 
-@dataclass(frozen=True)
-class Call:
-    """How a module's forward is called. ids, pos: the keyword, or None where it is given by place."""
-
-    ids: str | None
-    positions: bool
-    pos: str | None
-    options: Mapping[str, Any]
-
-
-def calling(module: Any) -> Call:
-    """From the signature: ids come first or by a name of theirs; positions are given if they are required, or
-    come second under a name of theirs. Raises ImportRefused on what else is required."""
-    given = list(inspect.signature(module.forward).parameters.values())
-    named = [p for p in given if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    keywords = [p for p in given if p.kind is p.KEYWORD_ONLY]
-    first = named[0] if named else next((p for p in keywords if p.name in IDS), None)
-    if first is None and all(p.kind is not p.VAR_POSITIONAL for p in given):
-        raise ImportRefused("it takes no token ids", where=f"{type(module).__name__}.forward", todo=WRAP)
-    others = [p for p in (*named, *keywords) if p is not first]
-    required = [p for p in others if p.default is p.empty]
-    pos = next((p for p in others if p.name in POSITIONS and (p in required or p is others[0])), None)
-    if pos is None and required and required[0] in named[1:2]:
-        pos = required[0]
-    refused = next((p for p in required if p is not pos), None)
-    if refused is not None:
-        what = f"it needs {refused.name!r} besides ids and positions"
-        raise ImportRefused(what, where=f"{type(module).__name__}.forward", todo=WRAP)
-    options = {p.name: False for p in others if p.name == "use_cache"}
-    return Call(_keyword(first), pos is not None, None if pos in named[1:2] else _keyword(pos), options)
-
-
-def _keyword(parameter: inspect.Parameter | None) -> str | None:
-    by_name = parameter is not None and parameter.kind is parameter.KEYWORD_ONLY
-    return parameter.name if parameter is not None and (by_name or parameter.name in POSITIONS) else None
-
-
-def _logits_only(module: Any, call: Call) -> Any:
-    """The module as forward(ids[, pos]), giving logits alone whatever it wraps them in."""
+def _as_logits(module: Any, call: Call) -> Any:
+    """The module as forward(ids[, pos]), giving logits alone."""
     import torch
-
-    def run(ids: Any, pos: Any = None) -> Any:
-        args, kwargs = [], dict(call.options)
-        for value, name in ((ids, call.ids), (pos, call.pos)):
-            if name is not None:
-                kwargs[name] = value
-            elif value is not None:
-                args.append(value)
-        return _logits(module(*args, **kwargs))
 
     class Ids(torch.nn.Module):
         def __init__(self) -> None:
@@ -230,20 +188,12 @@ def _logits_only(module: Any, call: Call) -> Any:
             self.model = module
 
         def forward(self, ids: Any) -> Any:
-            return run(ids)
+            return call.logits(module, ids, None)
 
     class IdsAndPositions(Ids):
         def forward(self, ids: Any, pos: Any) -> Any:
-            return run(ids, pos)
+            return call.logits(module, ids, pos)
 
-    made = IdsAndPositions() if call.positions else Ids()
+    made = IdsAndPositions() if call.takes_positions else Ids()
     made.training = False  # its module has its own mode: that of an exported program cannot be changed
     return made
-
-
-def _logits(out: Any) -> Any:
-    """Logits from a tensor, a tuple that starts with them, or a mapping or object that names them."""
-    if isinstance(out, Mapping) and "logits" in out:
-        return out["logits"]
-    out = getattr(out, "logits", out)
-    return out[0] if isinstance(out, tuple | list) else out

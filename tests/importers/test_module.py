@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from compiler.importers import ImportRefused, load
 from ir.predicates import CAUSAL
-from tests.importers.compare import TOLERANCE, worst
+from tests.importers.compare import TOLERANCE, run, worst
 from tests.model import tiny
 
 CONTEXT, VOCAB, HIDDEN, HEADS = 48, 51, 24, 3
@@ -266,3 +269,57 @@ def test_the_modules_mode_is_left_as_it_was() -> None:
     model = made(flagged).train()
     load(model, max_context=CONTEXT)
     assert model.training and all(m.training for m in model.modules())
+
+
+class Masked(nn.Module):
+    """A model whose forward needs a padding mask, positions and a flag."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.places = nn.Embedding(VOCAB, HIDDEN), nn.Embedding(CONTEXT, HIDDEN)
+        self.head = nn.Linear(HIDDEN, VOCAB)
+
+    def forward(self, tokens: Any, keep: Any, where: Any, scale: float, *, doubled: bool) -> Any:
+        x = self.embed(tokens) + self.places(where)
+        scores = x @ x.transpose(-1, -2)
+        seen = torch.ones_like(scores, dtype=torch.bool).tril() & keep[:, None, :].bool()
+        x = scores.masked_fill(~seen, -1e9).softmax(-1) @ x
+        return (self.head(x) * scale * (2 if doubled else 1),)
+
+
+@pytest.mark.parametrize("by_keyword", [False, True])
+def test_an_example_tells_what_arguments_are(by_keyword: bool) -> None:
+    torch.manual_seed(0)
+    model, ids = Masked().eval(), torch.randint(1, VOCAB, (2, 7))
+    given: Any = dict(
+        where=torch.arange(7).expand(2, 7), keep=torch.ones(2, 7), tokens=ids, scale=0.5, doubled=True
+    )
+    if not by_keyword:
+        model.forward = partial(model.forward, doubled=True)  # type: ignore[method-assign]
+        given = (ids, torch.ones(2, 7, dtype=torch.long), torch.arange(7).expand(2, 7), 0.5)
+    imported = load(model, max_context=CONTEXT, example_inputs=given)
+    for length in LENGTHS:
+        tokens = np.random.default_rng(length).integers(0, VOCAB, (1, length))
+        call = (torch.tensor(tokens), torch.ones(1, length), torch.arange(length)[None], 0.5)
+        with torch.no_grad():
+            expected = model(*call, doubled=True)[0].numpy()
+        assert np.abs(run(imported, tokens) - expected).max() <= TOLERANCE * expected.std()
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ((torch.ones(2, 7), 3), "no token ids"),
+        ((torch.zeros(2, 7, dtype=torch.long), torch.rand(2, 7)), "'keep' is neither ids"),
+        ((torch.zeros(2, 7, dtype=torch.long), *[torch.arange(7).expand(2, 7)] * 2), "several of them"),
+    ],
+)
+def test_examples_that_say_too_little_are_refused(given: Any, what: str) -> None:
+    with pytest.raises(ImportRefused, match=what):
+        load(Masked(), max_context=CONTEXT, example_inputs=given)
+
+
+def test_a_file_and_a_traced_program_need_no_example(tmp_path: Path) -> None:
+    for source in (tmp_path, torch.export.export(nn.Embedding(3, 3), (torch.zeros(1, 2, dtype=torch.long),))):
+        with pytest.raises(ImportRefused, match="example_inputs"):
+            load(source, max_context=CONTEXT, example_inputs=(torch.zeros(1, 2, dtype=torch.long),))
