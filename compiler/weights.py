@@ -9,6 +9,7 @@ Files are memory-mapped: their pages belong to the page cache and not to the pro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
@@ -138,10 +139,11 @@ def read_as(source: WeightSource, weight: Weight, chunk_rows: int = 1024) -> Arr
     found = source.type(weight.name)
     if found.dtype is want.dtype or not found.shape:
         return source.read(weight.name).astype(want.dtype.numpy, copy=False)
-    total = evaluate(found.shape[0], {})
-    out = np.empty(tuple(evaluate(d, {}) for d in found.shape), want.dtype.numpy)
-    for lo in range(0, total, chunk_rows):
-        out[lo : lo + chunk_rows] = source.rows(weight.name, lo, min(lo + chunk_rows, total))
+    total, *inner = (evaluate(d, {}) for d in found.shape)
+    out = np.empty((total, *inner), want.dtype.numpy)
+    step = max(1, chunk_rows // math.prod(inner[:-1])) if total and all(inner) else 1
+    for lo in range(0, total, step):
+        out[lo : lo + step] = source.rows(weight.name, lo, min(lo + step, total))
     return out
 
 

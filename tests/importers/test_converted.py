@@ -7,6 +7,7 @@ save_pretrained writes these layouts, or the model's own with save_original_form
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +35,7 @@ from compiler.importers.choose import choose_model
 from compiler.importers.configuration import read_config
 from compiler.importers.conversions import arrange
 from compiler.importers.converted import ConvertedSource
+from compiler.importers.huggingface import open_weights
 from compiler.importers.stored_names import Conversion, Source
 from compiler.weights import ArraySource, LayeredSource, WeightError, read_as
 from ir.text import print_graph
@@ -272,6 +274,64 @@ def test_an_operation_that_is_not_known_is_refused_by_name(
     with pytest.raises(ImportRefused, match=r"experts.0.w2.weight'.* from it by Unknown, an operation"):
         converted.type(OWN.format("down_proj"))
     assert converted.type(OWN.format("gate_up_proj")).shape == (E, 2 * INNER, HIDDEN)
+
+
+class Watched(ArraySource):
+    """Notes what is read of it."""
+
+    def __init__(self, arrays: Any) -> None:
+        super().__init__(arrays)
+        self.found: list[tuple[str, int, int]] = []
+
+    def rows(self, name: str, lo: int, hi: int) -> Any:
+        self.found.append((name, lo, hi))
+        return super().rows(name, lo, hi)
+
+
+def test_one_expert_is_read_from_its_own_arrays_alone(mixtral: Path) -> None:
+    tensors = load_file(mixtral / "model.safetensors")
+    stored = Watched({name: tensor.numpy() for name, tensor in tensors.items()})
+    model, names = choose_model(read_config(mixtral), stored.names)
+    converted = ConvertedSource(stored, names, model, "m")
+    up, down = OWN.format("gate_up_proj"), OWN.format("down_proj")
+    expert = converted.rows(up, 3, 4)
+    assert expert.nbytes == 2 * INNER * HIDDEN * 4
+    assert stored.found == [(EXPERT.format(3, w), 0, INNER) for w in ("w1", "w3")]
+    assert converted.rows(up, 3, 4) is expert and len(stored.found) == 2  # for who packs it in several steps
+    assert np.shares_memory(converted.rows(down, 2, 3), tensors[EXPERT.format(2, "w2")].numpy())
+    assert stored.found[2:] == [(EXPERT.format(2, "w2"), 0, HIDDEN)]
+
+
+def test_quantised_experts_that_are_stored_one_by_one(mixtral: Path, tmp_path: Path) -> None:
+    """As floats: what each one's codes stand for, beside one that was left as it is."""
+    weights = dict(num_bits=8, type="int", strategy="channel", symmetric=True)
+    scheme = dict(
+        quant_method="compressed-tensors", format="int-quantized", config_groups=dict(g=dict(weights=weights))
+    )
+    tensors, expected, rng = (
+        load_file(mixtral / "model.safetensors"),
+        dict[str, Any](),
+        np.random.default_rng(0),
+    )
+    for name in [n for n in tensors if ".experts." in n and n != EXPERT.format(2, "w3")]:
+        codes = rng.integers(-127, 128, tuple(tensors[name].shape)).astype(np.int8)
+        scale = rng.random((len(codes), 1), np.float32)
+        tensors[name], expected[name] = torch.tensor(codes), codes * scale
+        tensors[name.replace("weight", "weight_scale")] = torch.tensor(scale)
+    name = EXPERT.format(2, "w3")
+    tensors[name], expected[name] = tensors[name].bfloat16(), tensors[name].bfloat16().float().numpy()
+    config = json.loads((mixtral / "config.json").read_text()) | {"quantization_config": scheme}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(tensors, tmp_path / "model.safetensors")
+    stored, _ = open_weights(tmp_path)
+    model, names = choose_model(read_config(tmp_path), stored.names)
+    converted = ConvertedSource(stored, names, model, str(tmp_path))
+    for i in range(E):
+        up = np.concatenate([expected[EXPERT.format(i, w)] for w in ("w1", "w3")])
+        assert np.array_equal(converted.rows(OWN.format("gate_up_proj"), i, i + 1)[0], up)
+        assert np.array_equal(converted.read(OWN.format("down_proj"))[i], expected[EXPERT.format(i, "w2")])
+    names.check_single(converted.names, "m")
+    assert set(names.used(model.state_dict())) == set(stored.names)
 
 
 PATTERNS = {
