@@ -29,7 +29,12 @@ _ARRAYS = weights(two_layers())
 
 
 def made(
-    source: Any, *, max_context: int | None = None, weights: bool = True, keep_grid: bool = False
+    source: Any,
+    *,
+    max_context: int | None = None,
+    weights: bool = True,
+    keep_grid: bool = False,
+    example_inputs: Any = None,
 ) -> Imported:
     info = ModelInfo("made", VOCAB, max_context or 64, source_kind="huggingface")
     return Imported(two_layers(), ArraySource(_ARRAYS), info)
