@@ -13,7 +13,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.importers import aten_choose, aten_complex, aten_linear, aten_pointwise, aten_shape
+from compiler.importers import (
+    aten_choose,
+    aten_complex,
+    aten_linear,
+    aten_pointwise,
+    aten_shape,
+    aten_sorted,
+)
 from compiler.importers.aten_complex import Pair
 from compiler.importers.context import Context, source_line, torch_dtype
 from compiler.importers.refused import OTHER_OPS, ImportRefused
@@ -30,6 +37,7 @@ CONVERTERS: dict[str, Converter] = {
     **aten_shape.TABLE,
     **aten_linear.TABLE,
     **aten_choose.TABLE,
+    **aten_sorted.FROM_PLAIN,
     **aten_complex.FROM_REAL,
 }
 
@@ -125,6 +133,10 @@ class _Walk:
             return
         context = Context(self.build, node, loc, self.program.context, self.limits, self.constant)
         try:
+            if any(aten_sorted.holds(self.found.get(n)) for n in node.all_input_nodes):
+                args = [self.unresolved(a) for a in node.args]
+                self.found[node] = aten_sorted.convert(context, target, args, dict(node.kwargs))
+                return
             args = [self.resolve(a, context) for a in node.args]
             kwargs = {k: self.resolve(v, context) for k, v in node.kwargs.items()}
             table = aten_complex.ON_COMPLEX if aten_complex.is_complex(args) else CONVERTERS
@@ -150,6 +162,12 @@ class _Walk:
         if hasattr(value, "node") and type(value).__name__ == "SymInt":
             return context.dim(value)
         return context.symbolic_float(arg)
+
+    def unresolved(self, arg: Any) -> Any:
+        """Operands as what they became; a number that is read from a tensor stays a node."""
+        if isinstance(arg, list | tuple):
+            return [self.unresolved(a) for a in arg]
+        return self.found.get(arg, arg) if hasattr(arg, "meta") else arg
 
     def logits(self) -> Value:
         value = self.found[self.result]
