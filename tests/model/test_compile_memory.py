@@ -76,3 +76,38 @@ def test_the_largest_tensor_is_in_memory_once_at_most(form: str, dtype: str, tmp
     taken = compile_measured(source, tmp_path / "m.octavo", dtype, ["v3"])
     print(f"{form} to {dtype}: {taken}")
     assert taken.peak_bytes < LARGEST + 300 * MEGABYTE
+
+
+EXPERTS, INNER = 200, 512
+
+
+def experts(directory: Path) -> Path:
+    """A mixture of experts with a matrix for each expert, as they are published."""
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=512, hidden_size=HIDDEN, intermediate_size=FFN, num_attention_heads=HEADS, head_dim=64,
+        num_key_value_heads=HEADS, num_hidden_layers=1, max_position_embeddings=256, num_experts=EXPERTS,
+        num_experts_per_tok=4, moe_intermediate_size=INNER, tie_word_embeddings=True,
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    shapes = {"embed_tokens": (512, HIDDEN), "layers.0.mlp.gate": (EXPERTS, HIDDEN)}
+    shapes |= {f"layers.0.self_attn.{name}_proj": (HEADS * 64, HIDDEN) for name in "qkv"}
+    shapes |= {"layers.0.self_attn.o_proj": (HIDDEN, HEADS * 64)}
+    shapes |= {f"layers.0.self_attn.{name}_norm": (64,) for name in "qk"}
+    shapes |= {
+        name: (HIDDEN,) for name in ("norm", "layers.0.input_layernorm", "layers.0.post_attention_layernorm")
+    }
+    arrays = {name: rng.standard_normal(shape) * 0.05 for name, shape in shapes.items()}
+    for name, shape in {"gate": (INNER, HIDDEN), "up": (INNER, HIDDEN), "down": (HIDDEN, INNER)}.items():
+        random = (rng.standard_normal(shape) * 0.05).astype(ml_dtypes.bfloat16)
+        arrays |= {f"layers.0.mlp.experts.{i}.{name}_proj": random + i % 3 for i in range(EXPERTS)}
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config.to_dict() | {"model_type": "qwen3_moe"}))
+    stored = {f"model.{name}.weight": array.astype(ml_dtypes.bfloat16) for name, array in arrays.items()}
+    safetensors.numpy.save_file(stored, directory / "model.safetensors")
+    return directory
+
+
+def test_experts_are_in_memory_one_at_a_time(tmp_path: Path) -> None:
+    taken = compile_measured(experts(tmp_path / "moe"), tmp_path / "m.octavo", "bf16", ["v3"])
+    print(f"experts: {taken}")
+    assert taken.peak_bytes < 300 * MEGABYTE < EXPERTS * 2 * INNER * HIDDEN * 2
