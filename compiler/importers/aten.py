@@ -9,7 +9,7 @@ and not later.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +81,9 @@ def import_program(program: Program, lines: dict[str, str] | None = None) -> Gra
     inputs = (Value("ids", Tensor(DType.I32, (1, size))), Value("pos", Tensor(DType.I32, (1, size))))
     build = GraphBuilder(program.name, {"S": (1, program.context)}, inputs)
     walk = _Walk(program, build, {v.name: v for v in inputs})
-    for node in program.nodes:
+    nodes = list(program.nodes)
+    dead = _dead(nodes)
+    for node in (n for n in nodes if n not in dead):
         start = len(build.ops)
         try:
             walk.visit(node)
@@ -91,6 +93,20 @@ def import_program(program: Program, lines: dict[str, str] | None = None) -> Gra
         if lines is not None and (line := source_line(node)):
             lines.update((out.name, line) for op in build.ops[start:] for out in op.outs)
     return build.graph((walk.logits(),))
+
+
+def _dead(nodes: Sequence[Any]) -> set[Any]:
+    """Calls that only check something, and those without side effects whose results nothing reads."""
+    read = set[Any]()
+    found = set[Any]()
+    for node in reversed(nodes):
+        schema = getattr(node.target, "_schema", None)
+        pure = getattr(node.target, "__name__", "") == "getitem" or (schema and not schema.is_mutable)
+        if node.op == "call_function" and (str(node.target) in DROPPED or (node not in read and pure)):
+            found.add(node)
+        else:
+            read.update(node.all_input_nodes)
+    return found
 
 
 def _so_far(build: GraphBuilder) -> Graph:

@@ -1,4 +1,4 @@
-"""Rotary embeddings whose frequencies switch on the total length are fixed for the compile's context."""
+"""What depends on the total length is fixed for the compile's context: rotary frequencies, picks of keys."""
 
 from __future__ import annotations
 
@@ -31,6 +31,40 @@ def freeze_rope(model: Any, config: Any, context: int) -> dict[str, str]:
                 module.rope_type = "default"
             frozen[f"{path}.{prefix}inv_freq"] = f"{kind} rotary embedding at a length of {context}"
     return frozen
+
+
+def freeze_picks(model: Any, context: int, where: str) -> dict[str, str]:
+    """Let queries that pick the keys or blocks of keys that they look at see all, where no more are there.
+
+    Returns what was frozen, by module path. Raises ImportRefused where a context has more.
+    """
+    frozen: dict[str, str] = {}
+    for path, module in list(model.named_modules()):
+        picked = _picked(module)
+        if picked is None:
+            continue
+        count, what = picked
+        if count < context:
+            raise ImportRefused(
+                f"each query of {path} picks the {what} that it looks at, and up to {context} keys are there",
+                where=where,
+                todo=f"Compile with --max-context {count} or less, where it picks all" if count else "",
+            )
+        parent = model.get_submodule(path.rpartition(".")[0])
+        if hasattr(module, "topk_blocks"):  # its attention asks whether it is there
+            setattr(parent, path.rpartition(".")[2], None)
+        frozen[path] = f"queries look at all keys: the {what} that they pick are all of {context}"
+    return frozen
+
+
+def _picked(module: Any) -> tuple[int, str] | None:
+    """How many keys a module picks for each query, and in words; None if it picks none."""
+    keys, blocks, size = (getattr(module, n, None) for n in ("index_topk", "topk_blocks", "block_size"))
+    if type(keys) is int:
+        return keys, f"{keys} keys"
+    if type(blocks) is int and type(size) is int:
+        return blocks * size, f"{blocks} blocks of {size} keys"
+    return None
 
 
 def divide_frequencies(model: Any, divisors: Any, where: str = "checkpoint") -> None:

@@ -25,7 +25,7 @@ from compiler.importers.constants import constants_kept
 from compiler.importers.converted import ConvertedSource
 from compiler.importers.experts import expert_markers
 from compiler.importers.export import EXAMPLE_LENGTH, export_program, quiet
-from compiler.importers.freeze import divide_frequencies, freeze_rope
+from compiler.importers.freeze import divide_frequencies, freeze_picks, freeze_rope
 from compiler.importers.markers import NAME, attention_markers, one_sequence
 from compiler.importers.model import Imported, ModelInfo
 from compiler.importers.placeholders import Names, constants_of, program_of
@@ -93,7 +93,7 @@ def import_model(
     model, stored = choose_model(config, held, where)
     config = config.get_text_config(decoder=True)
     context = max_context or config_context(config, where)
-    frozen = freeze_rope(model, config, context)
+    frozen = freeze_rope(model, config, context) | freeze_picks(model, context, where)
     if frequency_divisors is not None:
         divide_frequencies(model, frequency_divisors, source[1])
     names = Names(model, stored.own)

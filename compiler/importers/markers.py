@@ -109,6 +109,7 @@ def _attention_function(markers: Markers) -> Any:
         sliding_window: int | None = None,
         softcap: float | None = None,
         s_aux: Any = None,
+        indices: Any = None,
         **others: Any,
     ) -> Any:
         import torch
@@ -121,6 +122,8 @@ def _attention_function(markers: Markers) -> Any:
                 where=path,
                 todo="Write the attention out in matmul and softmax, or without it",
             )
+        if indices is not None:
+            _check_all(indices, key, path)
         markers.calls += 1
         causal = _is_causal(module, path, is_causal) if attention_mask is None else False
         scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
@@ -131,6 +134,16 @@ def _attention_function(markers: Markers) -> Any:
         ), None
 
     return attend
+
+
+def _check_all(indices: Any, key: Any, path: str) -> None:
+    """Which keys each query looks at, [B,S,n], different ones: as many as there are are all of them."""
+    if indices.shape[-1] != key.shape[2]:
+        raise ImportRefused(
+            f"each query looks at {indices.shape[-1]} keys that it picks",
+            where=path,
+            todo="Let it see all keys",
+        )
 
 
 def _is_causal(module: Any, path: str, given: bool | None) -> bool:
