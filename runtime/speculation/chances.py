@@ -53,6 +53,10 @@ class Drafted:
     probes: bool = False
     chances: list[float] | None = field(default=None, repr=False)
 
+    def postpone(self) -> None:
+        """Its next probe, by more than the last one."""
+        self.interval = self.wait = min(max(SHORT, round(LONGER * self.interval)), LONG)
+
 
 class Chances:
     """places: the longest draft."""
@@ -103,6 +107,7 @@ class Chances:
 
     def _probed(self, request: Drafted, surprised: bool) -> None:
         request.counts.forget(FORGET)
-        longer = min(max(SHORT, round(LONGER * request.interval)), LONG)
-        request.interval = request.wait = 1 if surprised else longer
+        request.postpone()
+        if surprised:
+            request.interval = request.wait = 1
         request.probes = False

@@ -3,7 +3,7 @@
 Times are kept by size. What all of them have in common, a machine that is shared or a context that grows, is
 a factor of its own: it moves with every step that is told, so that sizes which did not run lately stay right.
 Between sizes lie straight lines. A size that ran seldom, or long ago, is moved towards a line through its
-neighbours.
+neighbours; one that runs often keeps its own time, for steps leap where another tile of rows begins.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ SLOPE = 0.04  # of a step's time that a token more takes, until sizes differ eno
 TRUST = 2.0  # what that weighs: squared distances in tokens of steps from their mean
 REDRAW = 8  # times told after which the lines are drawn anew
 FADE = 0.96  # what a size's times weigh then, of what they did
+OWN = 4.0  # times of a size's own that weigh as much as the line
+LARGER = 1.1  # times as many tokens, from which a size tells what more of them cost
 
 
 @dataclass(slots=True)
@@ -72,6 +74,10 @@ class Costs:
         size = self._sizes.get(_index(tokens))
         return size is not None and size.count > 1
 
+    def knows_more(self, tokens: float) -> bool:
+        """Whether steps of a larger size ran, and not once only."""
+        return any(size.count > 1 and size.tokens >= LARGER * tokens for size in self._sizes.values())
+
     def at(self, tokens: float) -> float:
         """Seconds of a step of so many tokens. One must have been told."""
         if not self._at or self._told >= REDRAW:
@@ -88,7 +94,8 @@ class Costs:
     def _draw(self) -> None:
         sizes = sorted(self._sizes.values(), key=lambda size: size.tokens)
         lines = [_line(size.tokens, sizes) for size in sizes]
-        self._at, self._at_s = [size.tokens for size in sizes], [time_s for time_s, _ in lines]
+        self._at = [size.tokens for size in sizes]
+        self._at_s = [_settled(size, time_s) for size, (time_s, _) in zip(sizes, lines, strict=True)]
         self._slopes, self._told = [lines[0][1], lines[-1][1]], 0
         for size in sizes:
             size.weight *= FADE
@@ -106,6 +113,11 @@ def _line(tokens: float, sizes: list[Size]) -> tuple[float, float]:
         cross += w * (t - mean) * (s - mean_s)
     slope_s = min(max(0.0, cross / square), mean_s / mean)
     return mean_s + (tokens - mean) * slope_s, slope_s
+
+
+def _settled(size: Size, line_s: float) -> float:
+    """Between the size's own time and the line's."""
+    return line_s + (size.time_s - line_s) * size.weight / (size.weight + OWN)
 
 
 def _weight(size: Size, tokens: float) -> float:

@@ -58,6 +58,18 @@ def best(chances: Seq[Seq[float]], samples: int, tokens: int, prices: Prices) ->
     return lengths, max(1.0, top / plain) if any(lengths) else 1.0
 
 
+def most_gain(requests: int, most: int, samples: int, tokens: int, prices: Prices, room: int) -> float:
+    """What drafts would give beside none if all were accepted. room: of them, in all."""
+    plain, top = samples / prices.step_s(samples, tokens, 0), 1.0
+    few = [1 << bit for bit in range(requests.bit_length()) if 1 << bit < requests]
+    for drafts in (*few, *(requests * depth for depth in range(1, most + 1)), room):
+        if 0 < drafts <= min(room, requests * most):
+            drafter_s = -(-drafts // requests) * prices.round_s(samples, requests)
+            rate = (samples + drafts) / (prices.step_s(samples, tokens, drafts) + drafter_s)
+            top = max(top, rate / plain)
+    return top
+
+
 def _deeper(
     chances: Seq[Seq[float]], least: float, samples: int, tokens: int, prices: Prices
 ) -> Iterator[tuple[list[int], float]]:

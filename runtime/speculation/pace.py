@@ -4,7 +4,8 @@ What n requests give is n tokens and, of each draft, the chance that it is accep
 that takes is the target's step, longer by every draft, and as many steps of the drafter as the longest draft
 has tokens. Both times, and the chances, are learned from the steps that ran.
 
-Where no draft pays, none is made but for a probe at growing intervals. What drafting has lost lately is
+Where no draft pays, none is made but for a probe at growing intervals, and hardly ever one where not even
+drafts that are all accepted would pay. What drafting has lost lately is
 counted, and past a bound nothing is drafted until time has gone by: however wrong the estimates, steps take
 hardly a hundredth more, in the long run, than they would without.
 
@@ -17,9 +18,9 @@ from collections.abc import Hashable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from runtime.speculation.chances import Chances, Drafted
+from runtime.speculation.chances import LONG, Chances, Drafted
 from runtime.speculation.costs import Costs
-from runtime.speculation.lengths import Prices, best, fitted
+from runtime.speculation.lengths import MANY, Prices, best, fitted, least_gain, most_gain
 
 COLD_DRAFTS, COLD_VERIFIED = 4, 8  # drafts of one request, at most, until so many were verified
 GROWTH = 1.5  # no step is larger than the largest so far by more than this, or by COLD_DRAFTS
@@ -59,6 +60,7 @@ class Pace:
         self._asked: tuple[Seq[Hashable], Seq[int], int, bool] | None = None
         self._held: list[int] = []  # what was found when that was asked first
         self._left = 0  # times to give it again
+        self._vain = 0  # steps in a row in which no draft could have paid
         self._gain = 1.0  # tokens per second with them, beside none
         self.saved_s, self.spent_s = 0.0, 0.0
 
@@ -71,6 +73,8 @@ class Pace:
         if pure and (not self._target.knows(samples) or self._since_plain >= self._fresh):
             return none
         if self._balance_s < -DEPTH * self._target.at(samples):
+            return none
+        if self._is_vain(len(keys), samples, tokens):
             return none
         requests = [self._chances.request(key) for key in keys]
         asked = keys, most, samples, pure
@@ -143,6 +147,15 @@ class Pace:
         self._fresh = min(max(low, int((self._gain - 1) / share)), high)
         return fitted(lengths, self._room(tokens))
 
+    def _is_vain(self, requests: int, samples: int, tokens: int) -> bool:
+        """Whether not even drafts that are all accepted would pay, as far as times are known; not so once in
+        a while, for they may be wrong."""
+        if not self._target.knows_more(samples):
+            return False
+        gain = most_gain(requests, self._most, samples, tokens, self._prices, self._room(tokens))
+        self._vain = self._vain + 1 if gain < least_gain(samples) else 0
+        return self._vain % LONG > 0
+
     def _room(self, tokens: int) -> int:
         """Drafts beside so many tokens in a step that is not much larger than all so far."""
         return int(max(COLD_DRAFTS, GROWTH * self._target.largest - tokens))
@@ -156,16 +169,21 @@ class Pace:
         self._balance_s = min(self._balance_s + gain_s, GAINED * plain_s)
 
     def _probe(self, requests: Seq[Drafted], most: Seq[int], found: list[int], room: int) -> list[int]:
-        """The lengths found, and a draft of one token for a few without any whose time has come; for all, if
-        none has any: it also tells what drafts cost."""
+        """The lengths found, and a draft of one token for a few without any whose time has come; for all of
+        them, if none of a few requests has any: it also tells what drafts cost."""
         idle = [i for i, length in enumerate(most) if length and not found[i]]
         for i in idle:
             requests[i].wait -= 1
-        due = [i for i in idle if requests[i].wait <= 0][: max(1, len(requests) // 8)]
-        probed = set(due if len(idle) < len(found) else idle[:room] if due else ())
+        due = [i for i in idle if requests[i].wait <= 0]
+        due.sort(key=lambda i: (-requests[i].wait, requests[i].counts.reached[0]))  # some never get a draft
+        all_at_once = len(idle) == len(found) <= MANY
+        probed = set(due[: room if all_at_once else max(1, len(requests) // 8)])
         for i, request in enumerate(requests):
             request.probes = i in probed
             found[i] += request.probes
+        for i in due:
+            if requests[i].wait == 0 and i not in probed:
+                requests[i].postpone()
         return found
 
     def _peek(self, requests: Seq[Drafted], most: Seq[int], found: list[int]) -> list[int]:

@@ -19,7 +19,7 @@ MOST = 8
 @dataclass(frozen=True)
 class Machine:
     """Seconds of a step by its tokens: of the target's, bound by memory and then by arithmetic, and of the
-    drafter's. noise: of each time, as a share."""
+    drafter's. tile: rows, of which each more than one takes tile_s. noise: of each time, as a share."""
 
     read_s: float = 0.030
     token_s: float = 0.0009
@@ -27,9 +27,12 @@ class Machine:
     draft_s: float = 0.008
     draft_token_s: float = 0.0004
     noise: float = 0.1
+    tile: int = 1 << 20
+    tile_s: float = 0.0
 
     def target(self, tokens: int) -> float:
-        return max(self.read_s + self.token_s * tokens, self.most_token_s * tokens)
+        tiles_s = (-(-tokens // self.tile) - 1) * self.tile_s
+        return max(self.read_s + self.token_s * tokens, self.most_token_s * tokens) + tiles_s
 
     def drafter(self, lengths: Sequence[int]) -> float:
         rounds = [sum(n > k for n in lengths) for k in range(max(lengths))]
@@ -67,13 +70,17 @@ def simulate(
     steps: int,
     seed: int = 0,
     speed: Callable[[int], float] = lambda step: 1.0,
+    finds: Sequence[float] = (),
 ) -> Run:
-    """accepts: of each request, by step. speed: what times are multiplied with, by step."""
+    """accepts: of each request, by step. speed: what times are multiplied with, by step. finds: how often the
+    drafter has something for each request; default, always."""
     rng, run = np.random.default_rng(seed), Run(0, 0.0, [])
     for step in range(steps):
         chances = accepts(step)
         n = len(chances)
         lengths = pace.lengths(range(n), [MOST] * n, n, n)
+        if finds:
+            lengths = [length * bool(rng.random() < f) for length, f in zip(lengths, finds, strict=True)]
         noise = np.exp(rng.normal(-(machine.noise**2) / 2, machine.noise, 2))
         seconds = float(machine.target(n + sum(lengths)) * noise[0])
         draft_s = float(machine.drafter(lengths) * noise[1]) if any(lengths) else 0.0
@@ -115,6 +122,42 @@ def test_it_is_never_much_slower_than_without_from_the_first_step_on(name: str, 
     for seed, accept in enumerate((0.0, 0.2, 0.5, 0.7)):
         found = simulate(cold(machine), machine, lambda step, a=accept: [a] * requests, 400, seed)
         assert found.rate > 0.97 * plain, (accept, found.rate / plain)
+
+
+TILES = {  # of 6 rows, bound by arithmetic; of 16, bound by memory
+    "narrow": Machine(0.019, 0.0, 0.0023, 0.00001, 0.0, 0.08, 6, 0.0012),
+    "wide": Machine(0.019, 0.0005, 0.0, 0.00001, 0.0, 0.08, 16, 0.006),
+}
+
+
+@pytest.mark.parametrize("name", TILES)
+def test_many_requests_lose_nothing_where_a_row_more_may_be_a_tile_more(name: str) -> None:
+    """By lookup, which often finds nothing, on a machine whose speed changes; 200 steps from the first on."""
+    machine = TILES[name]
+    plain = machine.rate([0] * 16, [0] * 16)
+    for seed, accept in enumerate((0.0, 0.3, 0.6, 0.6, 0.6, 0.9)):
+        speeds = np.exp(0.15 * np.sin(np.arange(200) / 7 + seed)).tolist()
+        accepts, finds = [accept] * 16, [0.5] * 16
+        found = simulate(
+            cold(LOOKUP), machine, lambda step, a=accepts: a, 200, seed, speeds.__getitem__, finds
+        )
+        assert found.rate > 0.975 * plain, (accept, found.rate / plain)
+
+
+@pytest.mark.parametrize("requests", [4, 16])
+def test_a_request_without_drafts_has_no_others_probed(requests: int) -> None:
+    finds = [0.0] + [1.0] * (requests - 1)
+    accepts = [0.0] * requests
+    found = simulate(cold(LOOKUP), LOOKUP, lambda step: accepts, 400, finds=finds)
+    probes = np.array(found.lengths)[200:, 1:].sum(0)
+    assert probes.max() <= 4
+
+
+def test_no_probes_are_made_where_no_draft_could_pay() -> None:
+    bound = Machine(0.0, 0.0, 0.0023, 0.0, 0.0, 0.05)
+    found = simulate(cold(LOOKUP), bound, lambda step: [1.0] * 16, 500)
+    assert np.sum(found.lengths[60:]) == 0
+    assert np.sum(found.lengths[:60]) <= 16
 
 
 def test_a_batch_of_unequal_requests_is_faster_than_with_any_one_length() -> None:
@@ -237,6 +280,19 @@ def test_times_of_sizes_that_did_not_run_lie_between_those_that_did() -> None:
         assert costs.at(tokens) == pytest.approx(0.030 + 0.002 * tokens, rel=0.02)
     for tokens in (40, 48):
         assert costs.at(tokens) == pytest.approx(0.030 + 0.002 * tokens, rel=0.1)
+
+
+def test_a_leap_between_sizes_that_run_often_is_kept() -> None:
+    costs, rng = Costs(), np.random.default_rng(5)
+
+    def took(tokens: int) -> float:
+        return 0.002 * tokens + 0.010 * (tokens > 18)
+
+    for _ in range(60):
+        for tokens in (16, 18, 19, 24):
+            costs.learn(tokens, took(tokens) * float(np.exp(rng.normal(0, 0.05))))
+    for tokens in (16, 18, 19, 24):
+        assert costs.at(tokens) == pytest.approx(took(tokens), rel=0.05), tokens
 
 
 def test_one_odd_time_moves_little_and_a_lasting_change_all() -> None:
