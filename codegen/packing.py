@@ -63,6 +63,13 @@ def write_tensors(path: Path, order: Sequence[P], fill: Callable[[P, Array], Non
         report(done, total)
 
 
+def listed(order: Sequence[Packed]) -> list[dict[str, Any]]:
+    """What the generated code reads, in its order, as plan.json has it."""
+    return [
+        {"name": w.name, "dtype": _SAFETENSORS_NAMES[w.dtype], "shape": list(w.packed_shape)} for w in order
+    ]
+
+
 def _write_header(path: Path, order: Sequence[Packed]) -> tuple[list[int], int]:
     """Write the header and make the file its full length.
 

@@ -12,7 +12,8 @@ import math
 import mmap
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from threading import Event
@@ -21,7 +22,7 @@ from typing import BinaryIO
 import numpy as np
 
 from runtime import machine
-from runtime.errors import ArtifactError, ResourceError
+from runtime.errors import ArtifactError, ResourceError, shown
 from runtime.manifest import Fields, parse_json
 from runtime.memory.mapping import anonymous
 
@@ -33,12 +34,36 @@ _AGAIN = "Get an undamaged copy, or compile the model again"
 ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 
-class Weights:
-    """The tensors `order` of one file. `addresses[i]` is 64-byte aligned and valid until close()."""
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """dtype: as safetensors spells it."""
 
-    def __init__(self, path: Path, order: Sequence[str]) -> None:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+class Weights:
+    """The tensors `order` of one file. `addresses[i]` is 64-byte aligned and valid until close().
+
+    read: what the compiled code reads, by its plan.json; None: the plan does not say.
+    """
+
+    def __init__(self, path: Path, order: Sequence[str], read: Sequence[Tensor] | None = None) -> None:
+        if read is not None:
+            _check_order(order, read)
         with open(path, "rb") as file:
-            self._spans = [slice(*span) for span in _ordered_spans(file, str(path), order)]
+            found = _ordered(file, str(path), order)
+            for (_, stored), wanted in zip(found, read or (), strict=False):
+                _check_tensor(stored, wanted, str(path))
+            self._spans = [slice(begin, begin + stored.bytes) for begin, stored in found]
             mapped = mmap.mmap(file.fileno(), os.fstat(file.fileno()).st_size, access=mmap.ACCESS_READ)
         self._map: mmap.mmap | None = mapped  # None once a copy is used
         self._file = np.frombuffer(mapped, np.uint8)
@@ -86,12 +111,35 @@ class Weights:
 def tensor_bytes(path: Path, order: Sequence[str]) -> list[int]:
     """Of each of these tensors. Only the file's header is read."""
     with open(path, "rb") as file:
-        return [end - begin for begin, end in _ordered_spans(file, str(path), order)]
+        return [stored.bytes for _, stored in _ordered(file, str(path), order)]
 
 
-def _ordered_spans(file: BinaryIO, where: str, order: Sequence[str]) -> list[tuple[int, int]]:
-    """(begin, end) of these tensors in the file."""
-    spans = _spans(file, where)
+def parse_read(plan: Fields) -> tuple[Tensor, ...] | None:
+    """What plan.json says that the compiled code reads; None where it does not say."""
+    if "weights" not in plan.value:
+        return None
+    return tuple(_tensor(fields, fields.text("name")) for fields in plan.objects("weights", 2**20))
+
+
+def _check_order(order: Sequence[str], read: Sequence[Tensor]) -> None:
+    if len(order) != len(read):
+        what = f"weight_order has {len(order)} names; the compiled code reads {len(read)} tensors"
+        raise ArtifactError(what, where="manifest.json", todo=_AGAIN)
+    for number, (name, tensor) in enumerate(zip(order, read, strict=True)):
+        if name != tensor.name:
+            what = f"weight_order[{number}] is {shown(name)}; the compiled code reads {shown(tensor.name)}"
+            raise ArtifactError(what, where="manifest.json", todo=_AGAIN)
+
+
+def _check_tensor(stored: Tensor, wanted: Tensor, where: str) -> None:
+    if stored != wanted:
+        what = f"tensor {shown(stored.name)} is {stored}; the compiled code reads {wanted}"
+        raise ArtifactError(what, where=where, todo=_AGAIN)
+
+
+def _ordered(file: BinaryIO, where: str, order: Sequence[str]) -> list[tuple[int, Tensor]]:
+    """Of these tensors where each begins in the file."""
+    spans = _tensors(file, where)
     lacks = [name for name in order if name not in spans]
     if lacks:
         found = f"{len(lacks)} tensors are missing, the first is {lacks[0]!r}"
@@ -99,8 +147,8 @@ def _ordered_spans(file: BinaryIO, where: str, order: Sequence[str]) -> list[tup
     return [spans[name] for name in order]
 
 
-def _spans(file: BinaryIO, where: str) -> dict[str, tuple[int, int]]:
-    """(begin, end) of each tensor in the file."""
+def _tensors(file: BinaryIO, where: str) -> dict[str, tuple[int, Tensor]]:
+    """By name: where it begins in the file."""
     size = os.fstat(file.fileno()).st_size
     if size < 8:
         raise ArtifactError("too short for a safetensors file", where=where, todo=_AGAIN)
@@ -110,37 +158,37 @@ def _spans(file: BinaryIO, where: str) -> dict[str, tuple[int, int]]:
         raise ArtifactError(f"a header of {length} bytes in a file of {size}", where=where, todo=_AGAIN)
     header = Fields(parse_json(file.read(length), where), where)
     names = [name for name in header.value if name != "__metadata__"]
-    spans = {name: _span(header.object(name), start, size) for name in names}
-    _check_disjoint(spans, where)
-    return spans
+    tensors = {name: _located(header.object(name), name, start, size) for name in names}
+    _check_disjoint(tensors, where)
+    return tensors
 
 
-def _span(fields: Fields, start: int, size: int) -> tuple[int, int]:
-    """(begin, end) in the file. What the compiled code reads of a tensor depends on its shape, so the bytes
-    must be as many as that takes."""
+def _located(fields: Fields, name: str, start: int, size: int) -> tuple[int, Tensor]:
+    """Where it begins in the file. What the compiled code reads of a tensor depends on its shape, so the
+    bytes must be as many as that takes."""
     offsets = fields.array("data_offsets", 2)
     if len(offsets) != 2 or any(type(o) is not int for o in offsets):
         raise fields.bad("data_offsets", "two integers")
     begin, end = offsets
     if not 0 <= begin <= end <= size - start:
         raise fields.bad("data_offsets", f"two increasing offsets up to {size - start}")
-    need = _bytes(fields)
-    if end - begin != need:
-        raise fields.bad("data_offsets", f"{need} bytes apart, as dtype and shape say")
-    return start + begin, start + end
+    tensor = _tensor(fields, name)
+    if end - begin != tensor.bytes:
+        raise fields.bad("data_offsets", f"{tensor.bytes} bytes apart, as dtype and shape say")
+    return start + begin, tensor
 
 
-def _bytes(fields: Fields) -> int:
+def _tensor(fields: Fields, name: str) -> Tensor:
     dtype, shape = fields.text("dtype"), fields.array("shape", 16)
     if dtype not in ITEM_BYTES:
         raise fields.bad("dtype", f"one of {', '.join(ITEM_BYTES)}")
-    if any(type(n) is not int or n < 0 for n in shape):
+    if any(type(n) is not int or not 0 <= n < 2**63 for n in shape):
         raise fields.bad("shape", "a list of sizes")
-    return math.prod(shape) * ITEM_BYTES[dtype]
+    return Tensor(name, dtype, tuple(shape))
 
 
-def _check_disjoint(spans: dict[str, tuple[int, int]], where: str) -> None:
-    order = sorted((begin, end, name) for name, (begin, end) in spans.items() if end > begin)
+def _check_disjoint(tensors: Mapping[str, tuple[int, Tensor]], where: str) -> None:
+    order = sorted((at, at + tensor.bytes, name) for name, (at, tensor) in tensors.items() if tensor.bytes)
     for (_, end, name), (begin, _, other) in pairwise(order):
         if begin < end:
             raise ArtifactError(f"tensors {name!r} and {other!r} overlap", where=where, todo=_AGAIN)

@@ -26,6 +26,7 @@ from codegen.cpp.pack import pack_weights
 from codegen.cpp.qlinears import in_integers
 from codegen.cpp.weights import PackedWeight
 from codegen.evaluate import Reader
+from codegen.packing import listed
 from ir.graph import Graph
 from ir.types import DType
 from passes.memory.sizes import linear_form
@@ -68,7 +69,8 @@ def generate(graph: Graph) -> Generated:
     text = print_forward(ctx)
     shared = sorted(path for path in INCLUDE.iterdir() if path.suffix in (".cpp", ".h"))
     sources = {"forward.cpp": text} | {path.name: path.read_text() for path in shared}
-    return Generated(graph, sources, tuple(ctx.weights.order), arena_plan(graph))
+    order = tuple(ctx.weights.order)
+    return Generated(graph, sources, order, arena_plan(graph) | {"weights": listed(order)})
 
 
 def arena_plan(graph: Graph) -> dict[str, Any]:

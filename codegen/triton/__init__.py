@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from codegen.evaluate import Evaluator, Reader
-from codegen.packing import Report, write_tensors
+from codegen.packing import Report, listed, write_tensors
 from codegen.triton.context import CodegenError, Context
 from codegen.triton.devices import DEVICES, Device, UnknownTarget, find_device
 from codegen.triton.forward import print_forward
@@ -40,6 +40,7 @@ def generate(graph: Graph, device: Device, *, invariant: bool = False) -> Genera
     """Source, kernels, weights and plan. Raises CodegenError naming an op without a kernel, and its loc."""
     ctx = Context.of(graph, device, invariant)
     plan = print_forward(ctx)
+    plan["weights"] = listed(ctx.weights.order)
     source = ctx.module.source(f"Kernels of the model {_plain(graph.name)} for {device.target}; generated.")
     return Generated(graph=graph, device=device, source=source, kernels=tuple(ctx.module.kernels.values()),
                      weights=tuple(ctx.weights.order), plan=plan)  # fmt: skip

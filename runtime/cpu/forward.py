@@ -79,7 +79,7 @@ class CpuForward:
         self._logits = anonymous(limits.max_rows * self._vocab_size * 4, "the logits").view(np.float32)
         self._groups = (CKVGroup * len(pools))()
         assert target.weights is not None, "shapes alone are not opened"
-        self._weights = Weights(artifact.path(target.weights), target.weight_order)
+        self._weights = Weights(artifact.path(target.weights), target.weight_order, plan.weights)
         self._engine: int | None = self._open(threads if beside is None else 1)
         if beside is not None:
             self._library.octavo_share_threads(self._handle, beside._handle)

@@ -11,6 +11,7 @@ from typing import Any
 
 from runtime.errors import ArtifactError
 from runtime.manifest import Fields, parse_json
+from runtime.weights import Tensor, parse_read
 
 Sizes = Mapping[str, int]  # T, R, Q, and the widths of tables: M0, M1, ...
 Expression = int | str | tuple[str, Any, Any]
@@ -78,12 +79,14 @@ class Entry:
 class Plan:
     """buffers: bytes of each as (per T, per R, per Q, fixed), for sizes rounded up to 16.
 
-    sample_scratch: bytes that the sampler's sections need as (per row, fixed).
+    sample_scratch: bytes that the sampler's sections need as (per row, fixed). weights: what the kernels
+    read of them, by their index; None in artifacts of earlier versions.
     """
 
     buffers: tuple[tuple[int, int, int, int], ...]
     sections: Mapping[str, tuple[Entry, ...]]  # "forward", and the sampler's
     sample_scratch: tuple[int, int] = (0, 0)
+    weights: tuple[Tensor, ...] | None = None
 
     @staticmethod
     def parse(data: bytes, where: str) -> Plan:
@@ -92,9 +95,9 @@ class Plan:
         sections = top.object("sections")
         entries = {name: _entries(sections, name) for name in sections.value}
         if "sample_scratch" not in top.value and entries.keys() <= {"forward"}:
-            return Plan(buffers, entries)
+            return Plan(buffers, entries, weights=parse_read(top))
         _, _, per_row, fixed = _buffer(top.object("sample_scratch"))
-        return Plan(buffers, entries, (per_row, fixed))
+        return Plan(buffers, entries, (per_row, fixed), parse_read(top))
 
     def buffer_bytes(self, num_tokens: int, num_requests: int, num_rows: int) -> list[int]:
         t, r, q = (-(-n // 16) * 16 for n in (num_tokens, num_requests, num_rows))

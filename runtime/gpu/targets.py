@@ -79,7 +79,8 @@ def open_target(artifact: Artifact, target: GpuTarget) -> tuple[Device, Compiled
 def read_compiled(artifact: Artifact, target: GpuTarget, kernels: Sequence[KernelSpec]) -> Compiled:
     """What the device runs, its weights mapped. kernels: as open_device found them."""
     plan = Plan.parse(artifact.read(target.plan), target.plan)
-    weights = Weights(artifact.path(artifact.weights(target.name)), target.weight_order)
+    file = artifact.path(artifact.weights(target.name))
+    weights = Weights(file, target.weight_order, plan.weights)
     manifest = artifact.manifest
     return Compiled(target.name, plan, kernels, weights, manifest.model, manifest.kv_groups)
 

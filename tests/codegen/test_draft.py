@@ -6,6 +6,8 @@ right: by chance it would be once in as many times as there are tokens.
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,14 @@ from compiler.importers import Imported, ModelInfo
 from compiler.inspect.summary import summary
 from compiler.survey import Survey
 from compiler.weights import ArraySource
-from runtime import Artifact, Sampling
+from runtime import Artifact, ArtifactError, Sampling
 from runtime.completion import Completion
 from runtime.sampler import gumbel
 from runtime.scheduler import Chunk
 from runtime.speculation.self import SelfDrafter
 from tests.codegen.harness import levels
 from tests.compiler.decoder import Decoder
+from tests.runtime.made import sign
 
 LEVEL = find_level(levels()[-1]).name
 VOCAB, CONTEXT = 61, 192
@@ -82,6 +85,19 @@ def test_no_bit_depends_on_it(artifact: Path) -> None:
         assert stats.draft_failures == 0
         (drafted, accepted), *_ = stats.draft_positions
         assert drafted > 200 and drafted > accepted > drafted / 4
+
+
+@pytest.mark.parametrize("part", ["target", "draft"])
+def test_weights_in_another_order_are_refused(artifact: Path, tmp_path: Path, part: str) -> None:
+    """Signed as they are: the library finds its weights by their place alone."""
+    copy = tmp_path / "other.octavo"
+    shutil.copytree(artifact, copy)
+    raw = json.loads((copy / "manifest.json").read_text())
+    entry = raw["targets"]["cpu"] if part == "target" else raw["targets"]["cpu"]["draft"]
+    entry["weight_order"][:2] = reversed(entry["weight_order"][:2])
+    (copy / "manifest.json").write_text(json.dumps(sign(raw)))
+    with pytest.raises(ArtifactError, match=r"manifest.json: weight_order\[0\] is .*the compiled code reads"):
+        runtime.load(copy, draft="self")
 
 
 def test_what_drafts_are_drawn_from(artifact: Path) -> None:

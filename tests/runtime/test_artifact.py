@@ -10,7 +10,7 @@ import pytest
 
 import runtime
 from runtime import Artifact, ArtifactError, machine
-from runtime.weights import Weights
+from runtime.weights import Tensor, Weights
 from tests.runtime import made
 
 
@@ -410,6 +410,24 @@ def test_weights_are_found_by_name_and_aligned(tmp_path):
         for tensor, name in zip(weights.tensors, ("w0", "w1"), strict=True):
             assert tensor.view(np.float32).tolist() == made.WEIGHTS[name].ravel().tolist()
         weights.close()
+
+
+@pytest.mark.parametrize(
+    ("order", "read", "said"),
+    [
+        (["w1", "w0"], {"w0": (5,), "w1": (3, 16)}, r"weight_order\[0\] is 'w1'; .*reads 'w0'"),
+        (["w0", "w1"], {"w0": (5,)}, "weight_order has 2 names; the compiled code reads 1 tensors"),
+        (["w0"], {"w0": (5,), "w1": (3, 16)}, "weight_order has 1 names; the compiled code reads 2"),
+        (["w0", "w1"], {"w0": (5,), "w1": (4, 16)}, r"'w1' is F32\[3, 16\]; .*reads F32\[4, 16\]"),
+        (["w0", "w1"], {"w0": (6,), "w1": (3, 16)}, r"'w0' is F32\[5\]; the compiled code reads F32\[6\]"),
+    ],
+)  # fmt: skip
+def test_weights_are_those_that_the_code_reads(tmp_path, order, read, said):
+    (tmp_path / "w").write_bytes(made.safetensors(made.WEIGHTS))
+    right = [Tensor("w0", "F32", (5,)), Tensor("w1", "F32", (3, 16))]
+    Weights(tmp_path / "w", ["w0", "w1"], right).close()
+    with pytest.raises(ArtifactError, match=said):
+        Weights(tmp_path / "w", order, [Tensor(name, "F32", shape) for name, shape in read.items()])
 
 
 def header(**tensors) -> bytes:
