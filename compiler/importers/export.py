@@ -20,6 +20,7 @@ import numpy as np
 import sympy
 
 from compiler.importers.refused import OTHER_OPS, ImportRefused
+from compiler.importers.state import as_state
 
 EXAMPLE_LENGTH = 13  # any length but 0 and 1 would do; an odd one is unlikely to be a size of the model
 MAX_ISOLATED = 2  # single lengths at which a guard of torch's own code may fail
@@ -111,7 +112,7 @@ def check_guards(program: Any, context: int, alone: list[ImportRefused] | None =
             todo="Remove the dependence on the length" + _shorter(int(failing[0]) - 1),
         )
         if alone is None or failing.tolist() != [1]:
-            raise refusal
+            raise as_state(refusal, program, guard)
         alone.append(refusal)
 
 

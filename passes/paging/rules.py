@@ -17,6 +17,7 @@ from passes.paging.layout import Layout, S, T, reshaped, token_axes
 from passes.paging.lowering import Lowering, shape_of
 
 Rule = Callable[[Lowering, Op], None]
+STATE = "needs state beyond keys and values"  # of each request, which there is none of yet
 
 
 def pointwise(low: Lowering, op: Op) -> None:
@@ -104,6 +105,19 @@ def _expand(low: Lowering, op: Op) -> None:
     out = low.result_layout(op)
     value = low.aligned(op, op.args[0], out)
     low.place(op, value if shape_of(value) == out.paged else low.emit(op, "expand", value, shape=out.paged))
+
+
+def _cumsum(low: Lowering, op: Op) -> None:
+    if low.layout_of_operand(op).token == attribute(op, "axis"):
+        low.refuse(op, f"cumsum runs along the tokens, and a running sum {STATE}")
+    _along_axis(low, op)
+
+
+def _conv1d(low: Lowering, op: Op) -> None:
+    """[B,C,S] with a fixed kernel; along another axis there is no form of it."""
+    if low.layout_of_operand(op).from_right == 1:
+        low.refuse(op, f"conv1d runs along the tokens, and a convolution over time {STATE}")
+    low.refuse(op, "conv1d has its channels along the tokens")
 
 
 def _along_axis(low: Lowering, op: Op) -> None:
@@ -204,7 +218,8 @@ RULES: dict[str, Rule] = {
     "transpose": _transpose,
     "expand": _expand,
     "softmax": _along_axis,
-    "cumsum": _along_axis,
+    "cumsum": _cumsum,
+    "conv1d": _conv1d,
     "concat": _along_axis,
     "split": _along_axis,
     "slice": _slice,

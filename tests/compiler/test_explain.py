@@ -137,7 +137,11 @@ def test_a_rotation_the_other_way_is_not_called_rotary(tmp_path: Path) -> None:
 
 
 MIXING = {
-    "cumsum": ("cumsum", {"axis": 1}, "cumsum runs along the tokens"),
+    "cumsum": (
+        "cumsum",
+        {"axis": 1},
+        "cumsum runs along the tokens, and a running sum needs state beyond keys and values",
+    ),
     "mean": ("mean", {"axes": (1,), "keepdims": True}, "mean runs over the tokens"),
 }
 

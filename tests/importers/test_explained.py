@@ -46,6 +46,9 @@ def test_a_model_that_names_no_context_is_refused_for_what_its_graph_is(tmp_path
 def test_a_module_that_mixes_tokens_is_refused_at_its_line() -> None:
     refused = compiler.explain(tiny.build_plain(mix=Summing()), max_context=tiny.CONTEXT).refused
     assert refused is not None
-    assert (refused.reason, refused.module) == ("cumsum runs along the tokens", "mix")
+    assert (refused.reason, refused.module) == (
+        "cumsum runs along the tokens, and a running sum needs state beyond keys and values",
+        "mix",
+    )
     line = inspect.getsourcelines(Summing)[1] + 2
     assert f"{Path(__file__).name}, line {line}, in forward" in refused.line
