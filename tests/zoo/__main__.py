@@ -1,6 +1,8 @@
 """Every model type of tests/data/zoo: compiled and compared, or refused as expected. A table, and JSON.
 
-python -m tests.zoo [TYPE ...] [--json FILE] [--workers N]
+Those that keep more of earlier tokens than keys and values must be refused for that.
+
+python -m tests.zoo [TYPE ...] [--json FILE] [--seeds N] [--workers N]
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from functools import partial
+from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -21,15 +25,16 @@ TASKS_A_PROCESS = 12  # then its memory is given back
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    from tests.zoo.models import CORE
-    from tests.zoo.rows import REFUSED, RIGHT, WRONG, row_of
+    from tests.zoo.models import CORE, STATEFUL
+    from tests.zoo.rows import NUM_SEEDS, REFUSED, RIGHT, WRONG, row_of, stateful_row_of
 
     parser = argparse.ArgumentParser(prog="tests.zoo")
-    parser.add_argument("types", nargs="*", help="default: all of core")
+    parser.add_argument("types", nargs="*", help="default: all")
     parser.add_argument("--json", type=Path, default=Path("build/zoo.json"))
+    parser.add_argument("--seeds", type=int, default=NUM_SEEDS, help="models of random weights of each type")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     asked = parser.parse_args(args)
-    unknown = set(asked.types) - set(CORE)
+    unknown = set(asked.types) - {*CORE, *STATEFUL}
     if unknown:
         parser.error(f"not in tests/data/zoo/types.json: {', '.join(sorted(unknown))}")
     rows = []
@@ -37,7 +42,11 @@ def main(args: Sequence[str] | None = None) -> int:
         asked.workers, mp_context=get_context("spawn"), max_tasks_per_child=TASKS_A_PROCESS
     )
     with pool:
-        for row in pool.map(row_of, asked.types or CORE):
+        asked_for = asked.types or [*CORE, *STATEFUL]
+        core = [name for name in asked_for if name not in STATEFUL]
+        stateful = [name for name in asked_for if name in STATEFUL]
+        tried = pool.map(partial(row_of, num_seeds=asked.seeds), core)
+        for row in chain(tried, pool.map(stateful_row_of, stateful)):
             print(row, flush=True)
             rows.append(row)
     asked.json.parent.mkdir(parents=True, exist_ok=True)
