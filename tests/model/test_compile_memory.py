@@ -83,10 +83,10 @@ EXPERTS, INNER = 200, 512
 
 def experts(directory: Path) -> Path:
     """A mixture of experts with a matrix for each expert, as they are published."""
-    config = transformers.Qwen3MoeConfig(
-        vocab_size=512, hidden_size=HIDDEN, intermediate_size=FFN, num_attention_heads=HEADS, head_dim=64,
-        num_key_value_heads=HEADS, num_hidden_layers=1, max_position_embeddings=256, num_experts=EXPERTS,
-        num_experts_per_tok=4, moe_intermediate_size=INNER, tie_word_embeddings=True,
+    config: Any = transformers.AutoConfig.for_model(
+        "qwen3_moe", vocab_size=512, hidden_size=HIDDEN, intermediate_size=FFN, num_attention_heads=HEADS,
+        head_dim=64, num_key_value_heads=HEADS, num_hidden_layers=1, max_position_embeddings=256,
+        num_experts=EXPERTS, num_experts_per_tok=4, moe_intermediate_size=INNER, tie_word_embeddings=True,
     )  # fmt: skip
     rng = np.random.default_rng(0)
     shapes = {"embed_tokens": (512, HIDDEN), "layers.0.mlp.gate": (EXPERTS, HIDDEN)}
@@ -98,7 +98,7 @@ def experts(directory: Path) -> Path:
     }
     arrays = {name: rng.standard_normal(shape) * 0.05 for name, shape in shapes.items()}
     for name, shape in {"gate": (INNER, HIDDEN), "up": (INNER, HIDDEN), "down": (HIDDEN, INNER)}.items():
-        random = (rng.standard_normal(shape) * 0.05).astype(ml_dtypes.bfloat16)
+        random: Any = (rng.standard_normal(shape) * 0.05).astype(ml_dtypes.bfloat16)
         arrays |= {f"layers.0.mlp.experts.{i}.{name}_proj": random + i % 3 for i in range(EXPERTS)}
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(config.to_dict() | {"model_type": "qwen3_moe"}))
