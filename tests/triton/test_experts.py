@@ -195,6 +195,12 @@ def test_experts_that_all_or_none_choose(every_case: TritonModel) -> None:
     check(CASES, every_case, [5] * 33 + [0, 1] * 16)
 
 
+def test_lists_that_take_several_turns(tmp_path: Path) -> None:
+    """Of 393 pairs; a program looks at 256 at a time."""
+    cases = {"odd": CASES["odd"]}
+    check(cases, model(cases, tmp_path), ids(131))
+
+
 TILE = st.builds(
     LinearTile, m=st.sampled_from([1, 2, 16, 32]), n=st.sampled_from([16, 32]), k=st.sampled_from([16, 32]),
     num_warps=st.just(1), num_stages=st.just(1), parts=st.sampled_from([1, 2]),
