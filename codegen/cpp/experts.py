@@ -24,8 +24,8 @@ def topk(ctx: Context, op: Op) -> list[str]:
 
 def take_along(ctx: Context, op: Op) -> list[str]:
     x, indices = (cast(Value, a) for a in op.args)
-    if any(ctx.is_constant(a) for a in (x, indices)) and shape_of(x)[0] != 1:
-        raise refuse(op, "an operand is a constant")
+    if ctx.is_constant(x) or ctx.is_constant(indices):
+        raise refuse(op, "one operand is a constant and the other is not")
     rows = inner_rows(ctx, x), ctx.pointer(indices), inner_rows(ctx, indices)
     return [call("take_along_rows", ctx.pointer(x), *rows, ctx.pointer(op.out))]
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from codegen import cpp
+from codegen.cpp import CodegenError
 from ir.dims import symbol
 from ir.graph import Graph, Value
 from ir.types import DType
 from tests.codegen.experts import VOCAB, Array, chosen, draw_experts, per_slot, source
-from tests.codegen.harness import Chunk, Model, aligned, levels, paged_builder, pointer, weight
+from tests.codegen.harness import Chunk, Model, aligned, levels, lower, paged_builder, pointer, weight
 
 
 @dataclass(frozen=True)
@@ -176,6 +179,23 @@ def test_a_slot_whose_expert_is_none_is_not_a_number_and_spoils_no_other(model: 
     for _, c, columns in spans():
         slots, before = (a[-1, columns].reshape(c.top, c.width) for a in (got, plain))
         assert np.isnan(slots[0]).all() and np.array_equal(slots[1:], before[1:])
+
+
+def test_more_experts_than_a_kernel_counts_are_refused_by_name() -> None:
+    with pytest.raises(CodegenError, match="1025 experts; there may be 1024") as caught:
+        cpp.generate(lower(graph({"vast": Case(3, 2, 1025, 1)})))
+    assert caught.value.op is not None and caught.value.op.loc == "vast"
+
+
+@pytest.mark.parametrize("dtype", ["i32", "i64"])
+def test_every_token_may_be_given_all_experts(tmp_path: Path, dtype: str) -> None:
+    """As a product with all experts' matrices is written."""
+    b, _ = paged_builder()
+    every = b.op("expand", b.op("iota", size=3, dtype=dtype), shape=(symbol("T"), 3))
+    y = b.op("moe_linear", source(b, "x", 20), weight("w", 3 * 17, 20), every, num_experts=3)
+    built = Model(b.graph([b.op("reshape", y, shape=(symbol("T"), 3 * 17))]), None, tmp_path)
+    want = built.weights["x.x"][ids(9)].astype(np.float64) @ built.weights["w"].astype(np.float64).T
+    assert np.abs(forward(built, ids(9)) - want).max() < 1e-5
 
 
 @pytest.mark.parametrize("name", ["odd", "gated_odd", "f16"])
