@@ -40,7 +40,9 @@ def test_a_model_that_names_no_context_is_refused_for_what_its_graph_is(tmp_path
     (tmp_path / "config.json").write_text(json.dumps(config))
     refused = compiler.explain(tmp_path).refused
     assert refused is not None
-    assert "modeling_mamba.py, line" in refused.where and "some lengths" in refused.reason
+    assert refused.reason == "a convolution over time needs state beyond keys and values"
+    assert "modeling_mamba.py, line" in refused.line
+    assert (refused.op, refused.module) == ("aten.conv1d.default", "backbone.layers.0.mixer")
 
 
 def test_a_module_that_mixes_tokens_is_refused_at_its_line() -> None:
