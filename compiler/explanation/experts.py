@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import cast
 
 from compiler.explanation.facts import Experts
@@ -38,6 +39,7 @@ def _mixture(group: Sequence[Op], ops: Sequence[Op], makers: Makers) -> Experts:
     router = next((op for op in before if op.kind in _LINEARS), None)
     score = next((op.kind for op in before if op.kind in ("softmax", "sigmoid")), "")
     activation, gated = _activation(group, makers)
+    weights = tuple(dict.fromkeys(w.name for op in group for w in _weights(op.args[1], makers)))
     return Experts(
         count=cast(int, last.attrs["num_experts"]),
         chosen=cast(int, shape(chosen)[-1]),
@@ -47,8 +49,8 @@ def _mixture(group: Sequence[Op], ops: Sequence[Op], makers: Makers) -> Experts:
         bias=any(operand_named(op, "b") is not None for op in group),
         scores=score,
         router="" if router is None else router.loc,
-        weights=tuple(dict.fromkeys(w.name for op in group for w in _weights(op.args[1], makers))),
-        shared=_shared(group, router, ops, makers),
+        weights=weights,
+        shared=_shared(weights, router, ops, makers),
     )
 
 
@@ -75,15 +77,24 @@ def _behind(arg: Arg, makers: Makers) -> Iterator[Op]:
         waiting += [] if op.kind in _ENDS else op.args
 
 
-def _shared(group: Sequence[Op], router: Op | None, ops: Iterable[Op], makers: Makers) -> tuple[str, ...]:
-    """Modules beside the experts, with linears that every token reads: an epilogue may have given a linear
-    another place, so that its weights say where it is.
+def _shared(stacks: Sequence[str], router: Op | None, ops: Iterable[Op], makers: Makers) -> tuple[str, ...]:
+    """Modules beside the experts, with linears that every token reads: an epilogue may have given an op
+    another place, so that weights say where it is. stacks: their arrays' names.
     """
-    outer = group[-1].loc.rpartition(".")[0]
+    outer = ".".join(_common(stacks)[:-1])
+    if not outer or outer.rpartition(".")[2].isdigit():  # the layer itself
+        return ()
     linears = [op for op in ops if op.kind in _LINEARS and op is not router]
     modules = [w.name.rpartition(".")[0] for op in linears for w in _weights(op.args[1], makers)]
     inside = [m.removeprefix(f"{outer}.").partition(".")[0] for m in modules if m.startswith(f"{outer}.")]
-    return tuple(dict.fromkeys(f"{outer}.{name}" for name in inside)) if outer else ()
+    return tuple(dict.fromkeys(f"{outer}.{name}" for name in inside))
+
+
+def _common(names: Sequence[str]) -> list[str]:
+    """The module that all of these are in, as its path's parts."""
+    parts = [name.split(".")[:-1] for name in names]
+    same = takewhile(lambda each: len(set(each)) == 1, zip(*parts, strict=False))
+    return [each[0] for each in same]
 
 
 def _weights(arg: Arg, makers: Makers) -> list[Weight]:
