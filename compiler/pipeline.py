@@ -33,6 +33,7 @@ from passes.quantize_activations import QuantizeActivations
 from passes.quantize_kv import NONE, QuantizeKv
 from passes.quantize_weights import QuantizeWeights
 from passes.select_rows import SelectRows
+from passes.shift_tokens import ShiftTokens
 
 Reader = Callable[[str], Any]
 
@@ -61,6 +62,7 @@ def pipeline(
         Cse(),
         Dce(),
         FuseAttention(read=read),
+        ShiftTokens(),
         Dce(),
         FuseNorm(),
         FuseRope(),

@@ -393,9 +393,8 @@ class Mixer(nn.Module):
 
 
 MIXERS: dict[str, Callable[[Any, Any], Any]] = {
-    "conv": lambda m, x: m.conv(nn.functional.pad(x.transpose(1, 2), (2, 0))).transpose(1, 2),
-    "shift_by_padding": lambda m, x: x + nn.functional.pad(x, (0, 0, 1, -1)),
-    "shift_by_concatenation": lambda m, x: torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], dim=1),
+    "conv_both_ways": lambda m, x: m.conv(nn.functional.pad(x.transpose(1, 2), (1, 1))).transpose(1, 2),
+    "shift_to_the_left": lambda m, x: x + nn.functional.pad(x, (0, 0, -1, 1)),
     "flip": lambda m, x: x + x.flip(1),
     "roll": lambda m, x: x + x.roll(1, 1),
     "sort": lambda m, x: x.sort(dim=1).values,
@@ -417,6 +416,17 @@ MIXERS: dict[str, Callable[[Any, Any], Any]] = {
     "rows_as_columns": lambda m, x: x.transpose(1, 2).reshape(x.shape),
     "fourier": lambda m, x: torch.fft.fft(x, dim=1).real,
 }
+
+
+def of_tokens_before(m: Any, x: Any) -> Any:
+    """A causal convolution and shifts by one token, written in several ways."""
+    conv = m.conv(nn.functional.pad(x.transpose(1, 2), (2, 0))).transpose(1, 2)
+    shifted = torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], dim=1)
+    return x + 0.3 * conv + 0.5 * shifted - nn.functional.pad(conv, (0, 0, 1, -1))
+
+
+def test_logits_of_what_reads_the_tokens_just_before(tmp_path: Path) -> None:
+    check(made(Attention(flagged), Mixer(of_tokens_before)), tmp_path)
 
 
 @pytest.mark.parametrize("name", MIXERS)
