@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,11 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from compiler.importers import Imported, load
 from compiler.importers.refused import ImportRefused
+from compiler.pipeline import pipeline
+from compiler.weights import read_as
+from ir.dims import symbol
+from ir.graph import Graph
+from passes.page_kv import PageKv
 from tests.importers.compare import TOLERANCE, worst
 from tests.model import tiny
 
@@ -38,6 +44,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     ),  # groups, and a bias for choosing alone
     "granitemoeshared": dict(num_local_experts=5, shared_intermediate_size=32),
     "jetmoe": dict(num_local_experts=5, kv_channels=16, num_attention_heads=4),  # sorted by expert, twice
+    "llama4_text": dict(
+        num_local_experts=5, num_experts_per_tok=2, intermediate_size_mlp=48, moe_layers=[0, 1]
+    ),  # every expert on every token
 }  # fmt: skip
 MIXTURES = {"deepseek_v3": 1, "jetmoe": 4}  # two unless said
 
@@ -59,14 +68,28 @@ def kinds(imported: Imported) -> list[str]:
     return [op.kind for op in imported.graph.ops]
 
 
+def before_paging(imported: Imported) -> Graph:
+    weights = {w.name: w for w in imported.graph.weights}
+    graph = imported.graph
+    for step in pipeline(read=lambda name: read_as(imported.weights, weights[name])):
+        if isinstance(step, PageKv):
+            return graph
+        graph = step.run(graph).graph
+    raise AssertionError("there is no page_kv")
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_are_those_of_transformers(name: str) -> None:
     model = build(name)
     imported = load(model, max_context=tiny.CONTEXT)
     errors = {length: worst(imported, model, length, tiny.VOCAB) for length in LENGTHS}
     assert max(errors.values()) <= TOLERANCE, errors
-    assert kinds(imported).count("moe_linear") == 2 * MIXTURES.get(name, 2)
     assert kinds(imported).count("attention") == 2
+    mixtures, chosen = MIXTURES.get(name, 2), before_paging(imported)
+    assert [op.kind for op in chosen.ops].count("moe_linear") == 2 * mixtures
+    assert worst(replace(imported, graph=chosen), model, 33, tiny.VOCAB) <= TOLERANCE
+    linears = [op for op in PageKv().run(chosen).graph.ops if op.kind == "moe_linear"]
+    assert [op.args[2].type.shape for op in linears] == [(symbol("T"), 2)] * 2 * mixtures  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("experts", ["eager", "batched_mm", "grouped_mm"])
