@@ -15,186 +15,29 @@ parts with the same tiles and arithmetic, and a token's bits do not depend on wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
 from codegen.triton import quantize
-from codegen.triton.attention_tiles import COMBINED_ROWS, AttentionTile, attention_tiles
+from codegen.triton.attention_op import AttentionOp
+from codegen.triton.attention_streams import StreamHooks
+from codegen.triton.attention_tiles import COMBINED_ROWS, AttentionTile
 from codegen.triton.context import FLOATS, TYPES, Context, dtype_of, literal, refuse, shape_of
 from codegen.triton.kv_layout import StreamLayout
 from codegen.triton.launch import Arg, Case, Expr, Launch, cdiv, expression
-from codegen.triton.masks import Mask
 from codegen.triton.render import render
-from codegen.triton.schedule import power_of_two
-from ir.dims import Dim
-from ir.graph import Op, Value, Weight
-from ir.ops.attention import FIRST_TABLE, TAIL
+from ir.graph import Op, Value
+from ir.ops.attention import TAIL
 from ir.types import KV, DType
 from passes.match import attribute
-from passes.memory.sizes import SPLITS, decode_rows
 
 LOG2E = 1.4426950408889634
-LEAST_PART = 256  # keys of a part that are worth a program
-UNBOUNDED_CONTEXT = 1 << 20  # tokens, where the graph does not bound them
 
 
 @dataclass(frozen=True)
-class StreamHooks(StreamLayout):
-    """What templates ask of a stream. type: of factors; converted: what makes a loaded element, or code, one.
-    tile_keys: of a tile.
-    """
-
-    type: str
-    converted: str
-    tile_keys: int
-
-    @property
-    def width(self) -> int:
-        """Its heads' size as tiles have it."""
-        return max(16, power_of_two(self.size))
-
-    @property
-    def lanes(self) -> int:
-        """Of a loaded row."""
-        return self.width if self.channels else self.width // self.per
-
-    @property
-    def block(self) -> int:
-        return self.kv.block
-
-    @property
-    def quantized(self) -> bool:
-        return self.stream.is_quantized
-
-    @property
-    def minimum(self) -> bool:
-        return self.stream.has_minimum
-
-    @property
-    def scaled(self) -> bool:
-        """Whether scales multiply scores or weights."""
-        return self.quantized and not self.channels
-
-    @property
-    def arrays(self) -> list[str]:
-        """What there is beside codes."""
-        return [part.rpartition(".")[2] for part in self.stream.parts[1:]]
-
-    @property
-    def cast(self) -> str:
-        return "" if self.quantized else self.converted.removeprefix("CODE")
-
-    @property
-    def decode(self) -> str:
-        return self.converted
-
-    @property
-    def one_block(self) -> bool:
-        """Whether a tile's keys are of one block."""
-        return self.block % self.tile_keys == 0
-
-
-@dataclass(frozen=True)
-class Attention:
-    ctx: Context
-    op: Op
-
-    @cached_property
-    def kv(self) -> KV:
-        return cast(KV, cast(Value, self.op.args[1]).type)
-
-    @cached_property
-    def tail(self) -> Value | None:
-        found = self.op.args[TAIL] if self.kv.needs_tail else None
-        return cast("Value | None", found)
-
-    @cached_property
-    def factor(self) -> DType:
-        """Of products' factors: the cache's element type or, where it is quantised, its tail's or bf16."""
-        kv = self.kv if self.tail is None else cast(KV, self.tail.type)
-        wide = [s.dtype for s in kv.streams[:2] if s.dtype is DType.F32]
-        plain = [s.dtype for s in kv.streams[:2] if not s.is_quantized]
-        return [*wide, *plain, DType.BF16][0]
-
-    @cached_property
-    def kv_heads(self) -> int:
-        return self.kv.streams[0].heads
-
-    @cached_property
-    def group(self) -> int:
-        """Query heads that share a key/value head."""
-        return cast(int, shape_of(self.op.out)[1]) // self.kv_heads
-
-    def optional(self, index: int) -> Value | Weight | None:
-        found = self.op.args[index] if index < len(self.op.args) else None
-        return cast("Value | Weight | None", found)
-
-    @cached_property
-    def tables(self) -> list[Value | Weight]:
-        return [cast("Value | Weight", a) for a in self.op.args[FIRST_TABLE:]]
-
-    @cached_property
-    def mask(self) -> Mask:
-        return Mask.of(self.op.attr("mask"), tuple(cast(int, shape_of(t)[1]) for t in self.tables))
-
-    @cached_property
-    def context_tokens(self) -> int:
-        """The longest request there may be."""
-        blocks: Dim = shape_of(cast(Value, self.op.args[2]))[1]
-        most = blocks if isinstance(blocks, int) else self.ctx.graph.dims[str(blocks)][1]
-        return UNBOUNDED_CONTEXT if most is None else most * self.kv.block
-
-    # --- tiles
-
-    @cached_property
-    def scratch_rows(self) -> int:
-        return decode_rows(self.group)
-
-    @cached_property
-    def decode_tokens(self) -> int:
-        """Of a request that is the decode kernel's, at most."""
-        return self.scratch_rows // self.group
-
-    @cached_property
-    def tiles(self) -> tuple[AttentionTile, AttentionTile]:
-        """Prefill's and decode's."""
-        streams = self.kv.streams[:2]
-        width = power_of_two(max(s.head_size for s in streams))
-        prefill, decode, invariant = attention_tiles(self.ctx.device, width, self.factor.size_bytes)
-        if self.ctx.invariant:
-            return invariant, invariant
-        if self.scratch_rows <= decode.rows:
-            return prefill, replace(decode, rows=self.scratch_rows)
-        return prefill, decode if prefill.rows <= decode.rows else prefill
-
-    def parts(self, tile: AttentionTile) -> int:
-        """Tiles that it takes for one token's query heads."""
-        return -(-self.group // tile.rows)
-
-    # --- parts of the keys
-
-    @cached_property
-    def least_tiles(self) -> int:
-        return max(1, LEAST_PART // self.tiles[1].keys)
-
-    @cached_property
-    def split_tiles(self) -> int | None:
-        """Tiles of keys in a part, where all parts are equal."""
-        tiles = -(-self.context_tokens // self.tiles[1].keys)
-        return max(self.least_tiles, -(-tiles // SPLITS)) if self.ctx.invariant else None
-
-    @cached_property
-    def splits(self) -> int:
-        """The most parts that a request's keys may have."""
-        tiles = -(-self.context_tokens // self.tiles[1].keys)
-        if self.split_tiles is not None:
-            return -(-tiles // self.split_tiles)
-        seen = [n for n in (self.mask.keys.window, self.mask.keys.chunk) if n is not None]
-        seen_tiles = (
-            -(-(min(seen, default=self.context_tokens) + self.decode_tokens) // self.tiles[1].keys) + 1
-        )
-        return min(SPLITS, -(-min(tiles, seen_tiles) // self.least_tiles))
+class Attention(AttentionOp):
+    """Its hooks and launches."""
 
     # --- what templates are filled in with
 

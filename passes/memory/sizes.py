@@ -14,7 +14,7 @@ from passes.match import attribute
 
 SIZES = ("T", "R", "Q")
 PARTIALS = 64  # (token, partition) pairs whose attention may be computed apart; attention.h counts on it
-SPLITS = 16  # partitions of a decoding request's keys on a GPU; codegen/triton/attention.py counts on it
+SPLITS = 16  # partitions of a decoding request's keys on a GPU; codegen/triton/attention_op.py counts on it
 EXPERTS = {"moe_linear": 2, "qmoe_linear": 3}  # the operand that says which experts each token chose
 Form = Mapping[str, int]  # bytes as a linear form: a coefficient for each of SIZES, "" the constant
 
