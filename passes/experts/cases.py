@@ -17,9 +17,10 @@ from ir.ops import OPS, RefCall
 from ir.rewrite import View
 from ir.types import DType
 from passes.experts.layout import Atom, Layout
-from passes.match import attribute, last_axis, shape
+from passes.match import attribute, dtype, last_axis, shape
 
-MOVES = ("reshape", "cast", "expand", "transpose")
+_MOVES = ("reshape", "cast", "expand", "transpose")
+_EXACT = 32  # bits of a type that tells all experts apart
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,18 @@ def is_zero(number: Scalar | None) -> bool:
     return number is not None and number.value == 0
 
 
+def moved(view: View, arg: Arg) -> Op | None:
+    """The op that gives the same indices in other places, or as other numbers that tell them apart."""
+    op = view.made_by(arg, *_MOVES)
+    kind = dtype(arg)
+    return op if op is not None and kind is not None and (op.kind != "cast" or kind.bits >= _EXACT) else None
+
+
 def chosen_by(view: View, arg: Arg) -> Value | None:
     """The indices of a topk that an operand is, or one slot of them, seen through moves and casts."""
+    while (move := moved(view, arg)) is not None:
+        arg = move.args[0]
     op = view.producer(arg)
-    while op is not None and op.kind in MOVES:
-        arg, op = op.args[0], view.producer(op.args[0])
     if not isinstance(arg, Value) or op is None:
         return None
     if op.kind == "slice" and attribute(op, "axis") == last_axis(arg) and shape(arg)[-1] == 1:

@@ -10,7 +10,7 @@ from ir.dims import Dim
 from ir.graph import Arg, Op, Scalar, Value
 from ir.ops import OPS
 from ir.rewrite import View
-from passes.experts.cases import MOVES, Case, Number, Routed, Shared
+from passes.experts.cases import Case, Number, Routed, Shared, moved
 from passes.experts.layout import (
     Atom,
     Layout,
@@ -71,6 +71,8 @@ class Mixture:
         first = args[0]
         if isinstance(first, Scalar):
             return self._literal(args)
+        if any(shape(a) != shape(first) for a in args):
+            raise Unseen("the experts' values differ in shape")
         layout = fitted(layout, shape(first))
         if len(args) == 1 and not has(layout, "e"):
             return Shared(first, layout)
@@ -116,10 +118,9 @@ class Mixture:
 
     def _counts(self, arg: Arg) -> bool:
         """Whether it is 0, 1, .. along the experts, whose axis is its only one."""
-        op = self.view.producer(arg)
-        while op is not None and op.kind in ("reshape", "cast"):
-            op = self.view.producer(op.args[0])
-        return op is not None and op.kind == "iota"
+        while (move := moved(self.view, arg)) is not None and move.kind != "expand":
+            arg = move.args[0]
+        return self.view.made_by(arg, "iota") is not None
 
     def _gathered(self, args: Args, layout: Layout) -> Case:
         """A number for each token and expert, whatever it is computed by."""
@@ -171,7 +172,7 @@ class Mixture:
         """Whether a value is the indices, whatever axes it has besides. Raises Unseen."""
         if arg == self.indices:
             return layout[-1] == self.slots and not has(layout, "f") and not has(layout, "e")
-        op = self.view.made_by(arg, *MOVES)
+        op = moved(self.view, arg)
         if op is None:
             return False
         before = shape(op.args[0])

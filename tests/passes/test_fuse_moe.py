@@ -319,3 +319,22 @@ def test_what_keeps_every_expert(lines: list[str], reason: str) -> None:
 def test_what_is_no_mixture_is_left_alone(lines: list[str]) -> None:
     found = apply(FuseMoe(), body(*ROUTER, *lines))
     assert found.count == 0 and not any(op.kind == "moe_linear" for op in found.graph.ops)
+
+
+def test_indices_as_numbers_that_do_not_tell_experts_apart_are_no_choice() -> None:
+    narrow = [f'%i8 = cast %i {{dtype="i8"}} : i8[1,S,{K}]']
+    masks = [line for e in range(E) for line in share_by_mask(e, "%i8")]
+    assert apply(FuseMoe(), body(*ROUTER, *experts(), *narrow, *masks, *chain())).count == 0
+    wide = [f'%if = cast %i {{dtype="f32"}} : f32[1,S,{K}]']
+    masks = [line for e in range(E) for line in share_by_mask(e, "%if")]
+    assert apply(FuseMoe(), body(*ROUTER, *experts(), *wide, *masks, *chain())).count == 1
+
+
+def test_constants_of_other_places_are_not_stacked() -> None:
+    """One number for an expert and a row of them for another."""
+    own = [f"%q{e} = add %y{e}, @k{e}: f32[{H}] : f32[1,S,{H}]" for e in range(E)]
+    shares = of_all(share_by_mask)
+    terms = [line.replace("%y", "%q") for line in chain()]
+    assert apply(FuseMoe(), body(*ROUTER, *experts(), *own, *shares, *terms)).count == 1
+    odd = [line.replace(f"@k2: f32[{H}]", "@k2: f32[1]") for line in own]
+    refuse(FuseMoe(), body(*ROUTER, *experts(), *odd, *shares, *terms), "differ in shape")
