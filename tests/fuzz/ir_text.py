@@ -180,7 +180,7 @@ def make_passes(rng: Random, folder: Path) -> None:
 
 PASS_TEXTS = (
     "dce,cse,fold_constants",
-    "canonicalize,fuse_attention,fuse_norm,fuse_rope,merge_linears,page_kv",
+    "canonicalize,fuse_attention,fuse_norm,fuse_rope,fuse_moe,merge_linears,page_kv",
     "canonicalize,page_kv{block=16},select_rows,fuse_epilogue,group_pointwise,plan_memory",
     "page_kv,select_rows,convert_weights,narrow_activations,fuse_casts,plan_memory",
     "plan_memory",
