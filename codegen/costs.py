@@ -21,11 +21,11 @@ from ir.graph import Arg, Op, Value, tensor_of
 from ir.ops.attention import TAIL
 from ir.predicates import conjuncts, evaluate_grid, window_of
 from ir.types import KV, DType, Tensor
-from passes.match import attribute, operand, operand_named
+from passes.linears import EXPERTS, experts_of
+from passes.match import attribute, operand
 from passes.memory.schedule import Kernel, Schedule
 
 LOOKUPS = ("embed", "qembed", "take", "take_rows")  # they read as many rows of their table as they write
-EXPERTS = ("moe_linear", "qmoe_linear")
 LINEARS = ("linear", "qlinear", *EXPERTS)
 
 
@@ -180,7 +180,7 @@ def _read_bytes(op: Op, weight: Packed, sizes: dict[str, int]) -> int:
 
 def _chosen(op: Op, sizes: dict[str, int]) -> float:
     """The part of all experts that any token chooses, on average where they choose them evenly."""
-    *tokens, slots = shape_of(operand_named(op, "experts"))
+    *tokens, slots = shape_of(experts_of(op))
     each = min(1.0, cast(int, slots) / attribute(op, "num_experts"))
     return 1 - (1 - each) ** _count(tuple(tokens), sizes)
 

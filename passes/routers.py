@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from ir.graph import Arg, Graph, Op, Value
+from passes.linears import EXPERTS
 
-_ENDS = frozenset({"linear", "qlinear", "moe_linear", "qmoe_linear", "embed", "attention", "paged_attention"})
+Makers = Mapping[str, Op]  # of values, by name
+
+_LINEARS = ("linear", "qlinear")
+# Ops that read a matrix or other tokens: what chooses is looked for no further back.
+READERS = frozenset({*_LINEARS, *EXPERTS, "embed", "attention", "paged_attention"})
 
 
 def routers(graph: Graph) -> frozenset[str]:
     """Names of the results of such linears."""
-    makers, seen = graph.producers(), dict[str, Op]()
-    for op in graph.ops:
-        if op.kind == "topk":
-            _look(op.args[0], makers, seen)
-    return frozenset(name for name, op in seen.items() if op.kind in ("linear", "qlinear"))
+    makers = graph.producers()
+    scores = [op.args[0] for op in graph.ops if op.kind == "topk"]
+    found = (op for arg in scores for op in behind(arg, makers) if op.kind in _LINEARS)
+    return frozenset(op.outs[0].name for op in found)
 
 
-def _look(arg: Arg, makers: Mapping[str, Op], seen: dict[str, Op]) -> None:
-    """Note what makes a value, as far back as the first ops that read a matrix or other tokens."""
-    waiting = [arg]
+def behind(arg: Arg, makers: Makers, ends: Collection[str] = READERS) -> Iterator[Op]:
+    """What makes a value, the nearest first, as far back as the first ops of the kinds `ends`, these too."""
+    waiting, seen = [arg], set[str]()
     while waiting:
-        arg = waiting.pop()
+        arg = waiting.pop(0)
         op = makers.get(arg.name) if isinstance(arg, Value) else None
         if op is None or op.outs[0].name in seen:
             continue
-        seen[op.outs[0].name] = op
-        waiting += [] if op.kind in _ENDS else op.args
+        seen.add(op.outs[0].name)
+        yield op
+        waiting += [] if op.kind in ends else op.args

@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import cast
 
 from compiler.explanation.facts import Experts
 from ir.graph import Arg, Op, Value, Weight
 from ir.ops import OPS
-from passes.match import attribute, operand_named, shape
+from passes.linears import EXPERTS, bias_of, experts_of
+from passes.match import attribute, shape
+from passes.routers import READERS, Makers, behind
 
-MOE_LINEARS = ("moe_linear", "qmoe_linear")
 _LINEARS = ("linear", "qlinear")
-_ENDS = (*_LINEARS, *MOE_LINEARS, "topk", "embed", "attention", "paged_attention")
-Makers = Mapping[str, Op]
+_ENDS = READERS | {"topk"}
 
 
 def mixtures(ops: Sequence[Op], makers: Makers) -> list[Experts]:
     """Of a layer's ops. makers: of the whole graph's values."""
     found: dict[str, list[Op]] = {}
     for op in ops:
-        if op.kind in MOE_LINEARS:
+        if op.kind in EXPERTS:
             found.setdefault(_chosen(op), []).append(op)
     return [_mixture(group, ops, makers) for group in found.values()]
 
 
 def _chosen(op: Op) -> str:
     """The name of what says which experts each slot reads."""
-    chosen = operand_named(op, "experts")
+    chosen = experts_of(op)
     return chosen.name if isinstance(chosen, Value) else repr(chosen)
 
 
 def _mixture(group: Sequence[Op], ops: Sequence[Op], makers: Makers) -> Experts:
-    last, chosen = group[-1], operand_named(group[0], "experts")
-    choice = next((op for op in _behind(chosen, makers) if op.kind == "topk"), None)
-    before = list(_behind(choice.args[0], makers)) if choice is not None else []
+    last, chosen = group[-1], experts_of(group[0])
+    choice = next((op for op in behind(chosen, makers, _ENDS) if op.kind == "topk"), None)
+    before = list(behind(choice.args[0], makers, _ENDS)) if choice is not None else []
     router = next((op for op in before if op.kind in _LINEARS), None)
     score = next((op.kind for op in before if op.kind in ("softmax", "sigmoid")), "")
     activation, gated = _activation(group, makers)
@@ -46,7 +46,7 @@ def _mixture(group: Sequence[Op], ops: Sequence[Op], makers: Makers) -> Experts:
         inner=cast(int, shape(last.args[0])[-1]),
         activation=activation,
         gated=gated,
-        bias=any(operand_named(op, "b") is not None for op in group),
+        bias=any(bias_of(op) is not None for op in group),
         scores=score,
         router="" if router is None else router.loc,
         weights=weights,
@@ -59,22 +59,9 @@ def _activation(group: Sequence[Op], makers: Makers) -> tuple[str, bool]:
     first, last = group[0], group[-1]
     if attribute(first, "activation") != "none" or attribute(first, "gated"):
         return str(attribute(first, "activation")), bool(attribute(first, "gated"))
-    between = [op.kind for op in reversed(list(_behind(last.args[0], makers)))]
+    between = [op.kind for op in reversed(list(behind(last.args[0], makers, _ENDS)))]
     shown = dict.fromkeys(kind for kind in between if OPS[kind].pointwise and kind != "cast")
     return " ".join(shown) or "none", "split" in between or "slice" in between or len(group) > 2
-
-
-def _behind(arg: Arg, makers: Makers) -> Iterator[Op]:
-    """What makes a value, the nearest first, as far back as ops that read a matrix or choose."""
-    waiting, seen = [arg], set[str]()
-    while waiting:
-        arg = waiting.pop(0)
-        op = makers.get(arg.name) if isinstance(arg, Value) else None
-        if op is None or op.outs[0].name in seen:
-            continue
-        seen.add(op.outs[0].name)
-        yield op
-        waiting += [] if op.kind in _ENDS else op.args
 
 
 def _shared(stacks: Sequence[str], router: Op | None, ops: Iterable[Op], makers: Makers) -> tuple[str, ...]:

@@ -10,12 +10,12 @@ import sympy
 from ir.dims import Dim, free_names, normalize, product, symbol
 from ir.graph import Op, Value, tensor_of
 from ir.types import KV, Tensor
+from passes.linears import EXPERTS, experts_of
 from passes.match import attribute
 
 SIZES = ("T", "R", "Q")
 PARTIALS = 64  # (token, partition) pairs whose attention may be computed apart; attention.h counts on it
 SPLITS = 16  # partitions of a decoding request's keys on a GPU; codegen/triton/attention_op.py counts on it
-EXPERTS = {"moe_linear": 2, "qmoe_linear": 3}  # the operand that says which experts each token chose
 Form = Mapping[str, int]  # bytes as a linear form: a coefficient for each of SIZES, "" the constant
 
 
@@ -61,7 +61,7 @@ def _pair_lists(op: Op) -> Dim:
     """The pairs of a token and an expert in order, and three numbers of each tile of them, of which there are
     at most as many as pairs and one more of each expert.
     """
-    experts = tensor_of(op.args[EXPERTS[op.kind]]).shape
+    experts = tensor_of(experts_of(op)).shape
     return normalize(sympy.Integer(16) * product(experts) + 12 * attribute(op, "num_experts"))
 
 
