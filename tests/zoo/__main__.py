@@ -12,7 +12,6 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
@@ -38,15 +37,13 @@ def main(args: Sequence[str] | None = None) -> int:
     if unknown:
         parser.error(f"not in tests/data/zoo/types.json: {', '.join(sorted(unknown))}")
     rows = []
-    pool = ProcessPoolExecutor(
-        asked.workers, mp_context=get_context("spawn"), max_tasks_per_child=TASKS_A_PROCESS
-    )
-    with pool:
+    # Not concurrent.futures: a pool of that whose processes end after some tasks can hang (CPython 115634).
+    with get_context("spawn").Pool(asked.workers, maxtasksperchild=TASKS_A_PROCESS) as pool:
         asked_for = asked.types or [*CORE, *STATEFUL]
         core = [name for name in asked_for if name not in STATEFUL]
         stateful = [name for name in asked_for if name in STATEFUL]
-        tried = pool.map(partial(row_of, num_seeds=asked.seeds), core)
-        for row in chain(tried, pool.map(stateful_row_of, stateful)):
+        tried = pool.imap(partial(row_of, num_seeds=asked.seeds), core)
+        for row in chain(tried, pool.imap(stateful_row_of, stateful)):
             print(row, flush=True)
             rows.append(row)
     asked.json.parent.mkdir(parents=True, exist_ok=True)
