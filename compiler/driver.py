@@ -187,6 +187,8 @@ class Compile:
         self.progress.stages(self._stages())
         self.watch.stage("import")
         imported = self._import(source, keep_grid=self.quantization.weights == OWN)
+        for note in imported.notes:
+            self.progress.note(f"  {note}")
         self._refuse_what_does_not_fit(imported)
         self._write_tokenizer(imported)
         quantizer = Quantizer(self.quantization, imported, Store(folder / "model"), self.progress)

@@ -16,13 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from compiler.importers.arrangement import Arrangement, Concat, Misfit, Stored, whole
+from compiler.importers.arrangement import Arrangement, Concat, Misfit, Rows, Stored, whole
 from compiler.importers.choose import instantiate
 from compiler.importers.export import quiet
 from compiler.importers.gguf_header import check_header
 from compiler.importers.huggingface import import_model
 from compiler.importers.model import Imported
 from compiler.importers.quantized.gguf import FORMATS, GgufMatrix
+from compiler.importers.quantized.joined import joined
+from compiler.importers.quantized.matrix import Matrix
 from compiler.importers.refused import OTHER_FILE, ImportRefused, one_line
 from compiler.importers.tokenizer import convert_tokenizer
 from compiler.weights import BELONG, Array, WeightError
@@ -83,10 +85,10 @@ class GgufSource:
     def __init__(self, path: Path, reader: Any, config: Any) -> None:
         self.path = path
         self._layout = _Layout(config, _text(reader, "general.architecture"))
-        self._tensors, joined = _by_name(path, reader, config, self._layout)
-        self._parts = {name for names in joined.values() for name in names}
+        self._tensors, self._part_names = _by_name(path, reader, config, self._layout)
+        self._parts = {name for names in self._part_names.values() for name in names}
         self._joined: dict[str, Arrangement] = {}
-        self._joined.update({own: self._join(own, names) for own, names in joined.items()})
+        self._joined.update({own: self._join(own, names) for own, names in self._part_names.items()})
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -100,16 +102,26 @@ class GgufSource:
             what = f"{own!r} is put together from {' and '.join(parts)}, which do not fit: {error.what}"
             raise WeightError(what, where=str(self.path), todo=BELONG) from None
 
-    def matrix(self, name: str) -> GgufMatrix | None:
+    def matrix(self, name: str) -> Matrix | None:
         """Of a format with a grid of its own, its rows as they are or in another order."""
         if name in self._joined:
-            return None
+            return joined(self._rows_of(name), self.matrix)
         tensor = self._find(name)
         form = FORMATS.get(tensor.tensor_type.name)
-        if form is None or len(tensor.shape) != 2:
+        if form is None or len(tensor.shape) not in (2, 3):
             return None
         order = self._layout.row_order(tensor.name, int(tensor.shape[-1]))
-        return None if order is None else GgufMatrix(form, tensor.data, order)
+        if order is None:
+            return None
+        count = int(tensor.shape[1]) if len(tensor.shape) == 3 else 1
+        order = (order[:, None] * count + np.arange(count)).ravel()
+        return GgufMatrix(form, tensor.data.reshape(len(order), -1), order)
+
+    def _rows_of(self, name: str) -> list[Rows]:
+        """Of joined tensors [E,N,K] all rows, expert by expert."""
+        sizes = {part: int(self._find(part).shape[1]) for part in self._part_names[name]}
+        count = self._joined[name].shape[0]
+        return [Rows(part, e * n, (e + 1) * n) for e in range(count) for part, n in sizes.items()]
 
     def type(self, name: str) -> Tensor:
         if name in self._joined:

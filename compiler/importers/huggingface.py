@@ -28,14 +28,12 @@ from compiler.importers.export import EXAMPLE_LENGTH, export_program, quiet
 from compiler.importers.freeze import divide_frequencies, freeze_picks, freeze_rope
 from compiler.importers.markers import NAME, attention_markers, one_sequence
 from compiler.importers.model import Imported, ModelInfo
+from compiler.importers.own_grids import OwnGrids, check_readers, own_grids
 from compiler.importers.placeholders import Names, constants_of, program_of
 from compiler.importers.quantized.detect import quantized_source
 from compiler.importers.quantized.keep import keep_grids
-from compiler.importers.quantized.matrix import Matrix
 from compiler.importers.quantized.source import PartSource, QuantizedSource
-from compiler.importers.quantized.stored import ORIGINAL
 from compiler.importers.refused import ImportRefused
-from compiler.importers.stored_names import StoredNames
 from compiler.importers.tokenizer import tokenizer_files
 from compiler.weights import LayeredSource, ShapeSource, WeightSource, check_weights
 from ir.graph import Graph, tensor_of
@@ -98,11 +96,13 @@ def import_model(
         divide_frequencies(model, frequency_divisors, source[1])
     names = Names(model, stored.own)
     names.move_buffers(model)
-    matrices = {}
+    grids = OwnGrids()
     if isinstance(weights, QuantizedSource):
-        matrices = quantized_matrices(model, names, stored, weights, source[1])
-    if keep_grid and not matrices:
+        converted = ConvertedSource(weights, stored, model, source[1]) if keep_grid else None
+        grids = own_grids(model, names, stored, weights, converted)
+    if keep_grid and not grids.matrices:
         what = "no weights that are quantised in a way that is kept: there is no grid of its own"
+        what = "; ".join((what, *grids.note))
         raise ImportRefused(what, where=source[1], todo="Compile it as floats, or quantise it here")
     lines: dict[str, str] = {}
     graph = export_graph(model, context, name, names, lines)
@@ -113,13 +113,14 @@ def import_model(
     layered = LayeredSource((constants, converted, weights), names.renames)
     stored.check_single((w.name for w in graph.weights), source[1])
     check_weights(graph, layered, source[1])
+    check_readers(graph, grids, source[1])
     if keep_grid:
-        graph, orders = keep_grids(graph, matrices)
-        layered = LayeredSource((PartSource(matrices), orders, layered))
+        graph, orders = keep_grids(graph, grids.matrices)
+        layered = LayeredSource((PartSource(grids.matrices), orders, layered))
     vocab_size = int(graph.outputs[0].type.shape[2])  # type: ignore[union-attr]
     starts = inside(token_ids(config.bos_token_id), vocab_size)
     ends = inside((*eos, *token_ids(config.eos_token_id)), vocab_size)
-    used = stored.used((*(w.name for w in graph.weights), *matrices))
+    used = stored.used((*(w.name for w in graph.weights), *grids.matrices))
     info = ModelInfo(
         name=name,
         vocab_size=vocab_size,
@@ -132,30 +133,8 @@ def import_model(
         source_files=source[2],
         unused=tuple(n for n in held if n not in used),
     )
-    return Imported(graph, layered, info, dict(tokenizer_files or {}), lines, constants.names)
-
-
-def quantized_matrices(
-    model: Any, names: Names, stored: StoredNames, weights: QuantizedSource, where: str
-) -> dict[str, Matrix]:
-    """The quantised matrices by the graph's names of their weights.
-
-    Raises ImportRefused where a module that is no linear and no embedding has one: it may read it in another
-    layout.
-    """
-    import torch
-
-    found: dict[str, Matrix] = {}
-    for own, name in stored.plain.items():
-        matrix = weights.matrix(name)
-        if matrix is None:
-            continue
-        module = model.get_submodule(own.rpartition(".")[0])
-        if not isinstance(module, torch.nn.Linear | torch.nn.Embedding):
-            what = f"a quantised matrix of a {type(module).__name__}; those of Linear and Embedding are read"
-            raise ImportRefused(what, where=f"{where}, tensor {name!r}", todo=ORIGINAL)
-        found[names[own]] = matrix
-    return found
+    notes = tuple(grids.note) if keep_grid else ()
+    return Imported(graph, layered, info, dict(tokenizer_files or {}), lines, constants.names, notes)
 
 
 def export_graph(model: Any, context: int, name: str, names: Names, lines: dict[str, str]) -> Graph:

@@ -39,6 +39,7 @@ class Imported:
 
     lines: the line of the model's source that each value of the graph comes from, by name, where known.
     constants: the graph's weights that are no parameters: buffers, and arrays that the model computes.
+    notes: what to tell of how it was read, a line each.
     """
 
     graph: Graph
@@ -47,3 +48,4 @@ class Imported:
     tokenizer_files: Mapping[str, bytes] = field(default_factory=dict)
     lines: Mapping[str, str] = field(default_factory=dict)
     constants: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()

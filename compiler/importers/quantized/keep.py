@@ -17,8 +17,8 @@ from ir.types import DType, Tensor
 def keep_grids(graph: Graph, matrices: Mapping[str, Matrix]) -> tuple[Graph, ArraySource]:
     """The graph on the matrices' parts, `@NAME.q`, `@NAME.scale` and so on, and what it reads beside them.
 
-    matrices: by weights' names. Where columns are in the order of their groups (act-order), a linear's input
-    is put into that order too; for any other op the matrix is put back.
+    matrices: by weights' names; of a stack [E,N,K] all rows as one. Where columns are in the order of their
+    groups (act-order), a linear's input is put into that order too; for any other op the matrix is put back.
     """
     return _Keep(graph, matrices).run()
 
@@ -62,14 +62,17 @@ class _Keep:
         return self.taken(floats, self.weight(np.argsort(order), f"{arg.name}.place"), op)
 
     def floats(self, arg: Arg, op: Op) -> Value:
-        """What a matrix's parts stand for, columns as they are stored."""
+        """What a matrix's parts stand for in the weight's shape, columns as they are stored."""
         name = _name(arg)
         if name not in self.made:
             grid = self.matrices[name].grid
             parts: dict[str, Arg] = {part: Weight(f"{name}.{part}", kind) for part, kind in grid.parts()}
             args = [parts["q"], parts["scale"], parts.get(ZERO), parts.get(OFFSET)]
             attrs = {"group_size": grid.group_size, "zero": grid.zero or None}
-            self.made[name] = self.build.op("dequantize", *args, name=name, loc=op.loc, **attrs)
+            made = self.build.op("dequantize", *args, name=name, loc=op.loc, **attrs)
+            if (shape := tensor_of(arg).shape) != grid.shape:
+                made = self.build.op("reshape", made, shape=shape, loc=op.loc)
+            self.made[name] = made
         return self.made[name]
 
     def weight(self, order: Array, name: str) -> Weight:

@@ -18,7 +18,9 @@ CHUNK_ROWS = 256
 class QuantizedSource(WeightSource, Protocol):
     """A source that knows which of its arrays are quantised."""
 
-    def matrix(self, name: str) -> Matrix | None: ...
+    def matrix(self, name: str) -> Matrix | None:
+        """Of a stack [E,N,K] all rows as one. Raises Unlike where these are on several grids."""
+        ...
 
 
 class MatrixSource:
