@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from compiler.trial import open_executor
+from ir.graph import Graph
+from ir.text import parse
 from runtime.artifact import Artifact
 from runtime.executor import Executor
 from runtime.limits import Limits
@@ -29,6 +31,11 @@ class Stepper:
         self.block = self.artifact.manifest.kv_groups[0].block
         self.max_tokens = max_tokens
         self.num_blocks = -(-max_tokens // self.block) + 3  # spare ones, which a mutated slot may hit
+
+    @property
+    def graph(self) -> Graph:
+        """The one that runs."""
+        return parse(self.artifact.read(self.artifact.manifest.targets[self.target].graph).decode())
 
     def logits(self, ids: Sequence[int], mutate: Mutation = unchanged) -> np.ndarray:
         """Logits [S, V] of all tokens, computed in one step."""

@@ -15,11 +15,10 @@ import pytest
 import torch
 import transformers
 
-from ir.graph import Graph, Value
-from ir.text import parse
+from ir.graph import Value
 from tests.model import tiny
+from tests.model.forced import kl, tokens
 from tests.model.harness import Stepper
-from tests.model.test_logits import kl
 
 _SMALL = dict(
     vocab_size=tiny.VOCAB, hidden_size=96, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1,
@@ -32,10 +31,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | dict(norm_topk_prob=True),
 }
 LENGTHS = (1, 16, 70)
-
-
-def tokens(length: int) -> list[int]:
-    return [int(i) for i in np.random.default_rng(length).integers(3, tiny.VOCAB, length)]
 
 
 class Family:
@@ -62,13 +57,9 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return Family(request.param, tmp_path_factory.mktemp(request.param))
 
 
-def graph_of(stepper: Stepper) -> Graph:
-    return parse(stepper.artifact.read(stepper.artifact.manifest.targets["cpu"].graph).decode())
-
-
 def kinds(stepper: Stepper) -> list[str]:
     """Of the linears of experts in the graph that runs."""
-    return [op.kind for op in graph_of(stepper).ops if "moe_linear" in op.kind]
+    return [op.kind for op in stepper.graph.ops if "moe_linear" in op.kind]
 
 
 def test_float32_logits_are_those_of_transformers(family: Family) -> None:
@@ -97,7 +88,7 @@ def test_bfloat16_is_as_close_to_float32_as_transformers_is(family: Family) -> N
     """Where two experts are all but equal, a rounding chooses the other, here as there: in the mean."""
     stepper = family.compiled("bf16", dtype="bf16")
     assert kinds(stepper) == ["moe_linear"] * 4
-    assert {op.args[1].type.dtype for op in graph_of(stepper).ops if op.kind == "moe_linear"} == {"bf16"}  # type: ignore[union-attr]
+    assert {op.args[1].type.dtype for op in stepper.graph.ops if op.kind == "moe_linear"} == {"bf16"}  # type: ignore[union-attr]
     narrow = copy.deepcopy(family.model).bfloat16()
     ours, theirs = 0.0, 0.0
     for seed in range(100, 112):
@@ -141,7 +132,7 @@ def test_weights_in_8_bits_give_the_logits_of_a_model_with_rounded_weights(famil
 
 def test_codes_of_what_is_read_change_no_bits_by_company(family: Family) -> None:
     stepper = family.compiled("int4", quantize="int4", algorithm="rtn", max_kl=100.0)
-    graph = graph_of(stepper)
+    graph = stepper.graph
     assert {op.attr("x_dtype") for op in graph.ops if op.kind == "qmoe_linear"} == {"i8"}
     assert all(isinstance(op.args[3], Value) for op in graph.ops if op.kind == "qmoe_linear")
     prompts = [tokens(length) for length in (19, 40)]

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
+from tests.model.forced import kl
 from tests.model.harness import Stepper
 from tests.model.tiny import reference_logits
 
@@ -40,12 +40,6 @@ def test_float32_logits_are_those_of_transformers(
         worst = float(np.abs(stepper.logits(ids_of[prompt]) - expected).max())
         print(f"{prompt!r}: max abs difference {worst:.2e}")
         assert worst < 2e-3
-
-
-def kl(expected: np.ndarray, found: np.ndarray) -> float:
-    """Mean over tokens of KL(expected || found), of rows of logits [S, V], in float64."""
-    p, q = (torch.from_numpy(x).double().log_softmax(-1) for x in (expected, found))
-    return float((p.exp() * (p - q)).sum(-1).mean())
 
 
 def test_bfloat16_is_as_close_to_float32_as_transformers_is(

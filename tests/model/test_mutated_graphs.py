@@ -19,8 +19,8 @@ from ir.graph import Graph, Op
 from ir.predicates import CAUSAL, KEY, QUERY, window, window_of
 from passes.base import Pass, Result
 from tests.model import tiny
+from tests.model.forced import NOTICED, PROMPT_LENGTHS, Forced
 from tests.model.harness import Stepper
-from tests.model.test_architectures import PROMPT_LENGTHS, TOLERANCE, worst
 
 Change = Callable[[Op], Op]
 
@@ -74,7 +74,7 @@ def test_a_wrong_graph_is_noticed(
     model = tiny.build(name)
     model.save_pretrained(tmp_path / "checkpoint")
     out = tiny.compiled(tmp_path / "checkpoint", tmp_path / "m.octavo")
-    case = (Stepper(out, tiny.CONTEXT), model)
+    case = Forced(Stepper(out, tiny.CONTEXT), model)
     lengths = PROMPT_LENGTHS if change is not wider_window else [n for n in PROMPT_LENGTHS if n > tiny.WINDOW]
     for length in lengths:
-        assert worst(case, length, lambda step: step) > 10 * TOLERANCE, length
+        assert case.worst(length) > NOTICED, length

@@ -15,6 +15,7 @@ import runtime
 from runtime import Sampling
 from tests.importers.test_experts import build
 from tests.model import tiny
+from tests.model.forced import tokens
 from tests.model.harness import Stepper
 
 
@@ -40,10 +41,6 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     model = build(case.name)
     model.save_pretrained(folder / "checkpoint")
     return case, model, tiny.compiled(folder / "checkpoint", folder / "m.octavo", **case.options)
-
-
-def tokens(length: int) -> list[int]:
-    return [int(i) for i in np.random.default_rng(length).integers(3, tiny.VOCAB, length)]
 
 
 def test_logits_are_near_the_models(made: tuple[Case, Any, Path]) -> None:

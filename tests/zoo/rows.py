@@ -13,7 +13,8 @@ from compiler.explanation import Asked, explain
 from compiler.importers.installed import tiny_config
 from compiler.importers.tiny_config import CONTEXT
 from passes.paging.rules import STATE
-from tests.zoo.case import PROMPT_LENGTHS, TOLERANCE, Case, unnoticed
+from tests.model.forced import PROMPT_LENGTHS, TOLERANCE
+from tests.zoo.case import Case, unnoticed
 from tests.zoo.models import DATA
 from tests.zoo.models import REFUSED as MAY_REFUSE
 

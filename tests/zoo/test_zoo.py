@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.zoo.case import PROMPT_LENGTHS, TOLERANCE, Case, unnoticed
+from tests.model.forced import PROMPT_LENGTHS, TOLERANCE
+from tests.zoo.case import Case, unnoticed
 from tests.zoo.models import SUBSET
 
 

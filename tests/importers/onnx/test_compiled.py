@@ -10,8 +10,8 @@ import pytest
 
 from tests.importers.onnx.test_forms import CONTEXT, DATA, TOLERANCE
 from tests.model import tiny
+from tests.model.forced import MUTATIONS
 from tests.model.harness import Mutation, Stepper, unchanged
-from tests.model.test_architectures import mask_off_by_one, position_off_by_one, slot_off_by_one
 
 # One of each exporter, and the grid of a quantised one kept.
 FORMS = {
@@ -21,7 +21,6 @@ FORMS = {
     ("llama", "genai-int4"): "own",
 }
 PROMPT = 15  # tokens that a mutation of decoding leaves alone
-MUTATIONS = (mask_off_by_one, position_off_by_one, slot_off_by_one)
 
 
 @pytest.mark.parametrize(("model", "form"), FORMS)
