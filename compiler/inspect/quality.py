@@ -27,8 +27,9 @@ def draft_quality(entry: Mapping[str, Any] | None) -> list[str]:
         return []
     try:
         group = f" in groups of {entry['group']}" if entry["group"] else ""
+        how = f"{group} by {entry['algorithm']}{_nearest(entry)}"
         lines = [
-            f"{entry['weights']}{group} by {entry['algorithm']}, activations {entry['activations']}",
+            f"{entry['weights']}{how}, activations {entry['activations']}",
             _agreement(entry["error"]),
         ]
         return [shorten(one_line(text), MAX_PART) for text in lines]
@@ -70,9 +71,15 @@ def _formats(entry: Mapping[str, Any]) -> str:
         weights += " (the checkpoint's codes)"
     elif weights != "none":
         group = f" in groups of {entry['group']}" if entry["group"] else " per channel"
-        weights += f"{group} by {entry['algorithm']}"
+        weights += f"{group} by {entry['algorithm']}{_nearest(entry)}"
     raised = f"; {len(entry['raised'])} matrices raised" if entry["raised"] else ""
     return f"weights {weights}, activations {entry['activations']}, kv {entry['kv'] or 'plain'}{raised}"
+
+
+def _nearest(entry: Mapping[str, Any]) -> str:
+    """What was not fitted. Older manifests do not say it."""
+    count = len(entry.get("nearest", ()))
+    return f" ({count} stack{'s' if count > 1 else ''} of experts by rtn)" if count else ""
 
 
 def _shown(x: float | None) -> str:

@@ -5,7 +5,7 @@ measured.
 from __future__ import annotations
 
 import glob
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -42,7 +42,7 @@ Report = Callable[[int, int], None]
 @dataclass(frozen=True)
 class Decided:
     """The passes' options. formats: of each matrix, by its name. measured: by the gate; None: it did not
-    run.
+    run. nearest: stacks of experts that are rounded to the nearest where other matrices are fitted.
     """
 
     weights: QuantizeWeights = field(default_factory=QuantizeWeights)
@@ -52,6 +52,7 @@ class Decided:
     formats: Mapping[str, str] = field(default_factory=dict[str, str])
     measured: Measured | None = None
     raised: tuple[str, ...] = ()
+    nearest: tuple[str, ...] = ()
 
     def run(self, graph: Graph) -> Graph:
         """The quantised graph, as the pipeline's passes make it."""
@@ -151,7 +152,9 @@ class Decision:
         known = dict(self.keys or {})
         if not grids and not keys:
             return Fitted(keys=known)
-        self._note_experts(grids)
+        if stacks := self._stacks(grids):
+            what = f"{len(stacks)} stacks of experts are rounded to the nearest, not fitted"
+            self.note(f"  {self.asked.algorithm}: {what}")
         run = Calibration(
             self.graph, self._read, grids, self.asked.algorithm or "", self._activations(), self.store, keys,
             self.report,
@@ -159,11 +162,11 @@ class Decision:
         found = run.run(self._calibration_text())
         return found if keys else replace(found, keys=known)
 
-    def _note_experts(self, grids: Mapping[str, Grid]) -> None:
-        stacks = [n for n in grids if any(experts_of(u.op) is not None for u in self.matrices[n][1])]
-        if stacks:
-            what = f"{len(stacks)} stacks of experts are rounded to the nearest, not fitted"
-            self.note(f"  {self.asked.algorithm}: {what}")
+    def _stacks(self, names: Iterable[str]) -> list[str]:
+        """Of matrices those that are stacks of experts', as options and reports call them."""
+        uses = {name: self.matrices[name][1] for name in names}
+        stacks = [each for each in uses.values() if any(experts_of(u.op) is not None for u in each)]
+        return [each[0].place or paths(each)[0] for each in stacks]
 
     def _grids(self, formats: Mapping[str, str]) -> dict[str, Grid]:
         """Of the matrices that are fitted: not of tables, which are rounded row by row."""
@@ -203,7 +206,8 @@ class Decision:
             calibrated=fitted.codes,
         )
         kv = self.asked.kv or ""
-        return Decided(weights, self._activations(), kv, fitted.keys, dict(formats))
+        nearest = tuple(self._stacks(self._grids(formats) if self.asked.calibrates else ()))
+        return Decided(weights, self._activations(), kv, fitted.keys, dict(formats), nearest=nearest)
 
     def _dtype(self) -> str:
         """Of most codes, which says how far a check of the pass may be off."""

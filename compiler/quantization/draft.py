@@ -96,6 +96,7 @@ class DraftQuantizer(Quantizer):
             "weights": self.asked.weights,
             "group": self.decided.weights.group_size,
             "algorithm": self.asked.algorithm,
+            "nearest": list(self.decided.nearest),
             "activations": self.asked.activations,
             "error": error,
         }

@@ -24,6 +24,7 @@ def entry(asked: Quantization, decided: Decided) -> dict[str, Any]:
         "weights": asked.weights,
         "group": decided.weights.group_size if rounds else None,
         "algorithm": asked.algorithm if rounds else None,
+        "nearest": list(decided.nearest),
         "symmetric": asked.symmetric,
         "activations": asked.activations,
         "kv": asked.kv,

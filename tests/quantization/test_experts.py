@@ -50,6 +50,7 @@ def rounded(folder: Path, asked: Quantization) -> dict[str, str]:
 def test_the_router_is_kept_unless_a_rule_names_it(tmp_path: Path) -> None:
     found = rounded(tmp_path / "a", Quantization("int4", algorithm="rtn"))
     assert found["model.layers.1.moe.gate"] == "none"
+    assert decision(tmp_path / "a", Quantization("int4", algorithm="rtn"), imported()).first().nearest == ()
     assert found[UP.format(0)] == found[DOWN.format(1)] == found["model.layers.0.attn.o"] == "int4"
     found = rounded(tmp_path / "b", Quantization("int4", algorithm="rtn", keep=("*.1.moe.gate=int8",)))
     assert found["model.layers.1.moe.gate"] == "int8" and found["model.layers.0.moe.gate"] == "none"
@@ -77,6 +78,7 @@ def test_experts_are_rounded_to_the_nearest_one_by_one(
     made = decision(tmp_path, Quantization("int4", algorithm=algorithm, symmetric=symmetric), model)
     made.note = notes.append
     decided = made.first()
+    assert decided.nearest == tuple(n.format(i) for i in range(2) for n in (UP, DOWN))
     assert any(f"{algorithm}: 4 stacks of experts are rounded to the nearest" in n for n in notes)
     stack = next(n for n, (_, uses) in made.matrices.items() if uses[0].paths[-1] == DOWN.format(1))
     codes = decided.weights.calibrated[stack]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from compiler.errors import CompileError
-from compiler.inspect.quality import quality
+from compiler.inspect.quality import draft_quality, quality
 from compiler.quantization import report
 from compiler.quantization.decide import Decided
 from compiler.quantization.gate import Divergence, Measured
@@ -46,6 +46,16 @@ def test_no_group_or_algorithm_is_named_where_nothing_was_rounded() -> None:
     assert quality(found)[0] == "weights own (the checkpoint's codes), activations int8, kv int8"
     found = report.entry(Quantization(kv="int8").resolved([]), Decided())
     assert found["group"] is None and quality(found)[0] == "weights none, activations none, kv int8"
+
+
+def test_stacks_that_were_not_fitted_are_named() -> None:
+    found = report.entry(ASKED, Decided(nearest=("a.experts.up", "a.experts.down")))
+    assert found["nearest"] == ["a.experts.up", "a.experts.down"]
+    assert quality(found)[0].startswith("weights int4 in groups of 32 by gptq (2 stacks of experts by rtn), ")
+    draft = {**found, "error": None}
+    assert draft_quality(draft)[0].startswith("int4 in groups of 32 by gptq (2 stacks of experts by rtn), ")
+    older = {k: v for k, v in found.items() if k != "nearest"}
+    assert quality(older)[0].startswith("weights int4 in groups of 32 by gptq, ")
 
 
 def test_numbers_that_are_not_finite_are_null() -> None:
