@@ -22,7 +22,7 @@ def gptq(w: Array, hessian: Array, grid: Grid, *, damping: float = DAMPING) -> Q
     Raises UnfitError for NaN and infinities in either.
     """
     check_finite(w)
-    inputs = np.ascontiguousarray(w.T, np.float32)  # [K, N]
+    inputs = np.array(w.T, np.float32, order="C")  # [K, N], a copy: it takes up errors
     upper = inverse_factor(hessian, damping)
     codes, params = np.empty_like(inputs), []
     for a, b in grid.groups(len(inputs)):

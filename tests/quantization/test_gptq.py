@@ -46,6 +46,13 @@ def test_gptq_has_less_error_on_correlated_inputs(grid: Grid) -> None:
     assert fitted < 0.7 * rounded
 
 
+def test_a_matrix_of_one_row_is_left_as_it_is_and_rounded_as_beside_others() -> None:
+    w, h = np.random.default_rng(4).normal(size=(1, 75)).astype(np.float32), hessian_of(correlated(6, 75))
+    w.flags.writeable = False  # as a file's is
+    found = gptq(w, h, GRIDS[1]).values()
+    assert np.array_equal(found, gptq(np.repeat(w, 3, 0), h, GRIDS[1]).values()[:1])
+
+
 def test_a_wrong_hessian_gains_nothing() -> None:
     rng = np.random.default_rng(7)
     w, x = rng.normal(size=(24, 64)).astype(np.float32), correlated(8, 64)

@@ -83,7 +83,7 @@ STRANGE = [None, True, -1, 10**400, 1e308, "x", "\x1b[31m\n", "y" * 10**5, [], {
 @pytest.mark.parametrize("value", STRANGE, ids=lambda v: repr(v)[:8])
 def test_entries_of_any_kind_are_shown_in_short_lines(value: Any) -> None:
     """A manifest may hold anything where nothing checks it."""
-    whole = entry(Divergence(0.2, 1.5, 0.7, 1.25, 9)) | {"raised": ["a"]}
+    whole: dict[str, Any] = entry(Divergence(0.2, 1.5, 0.7, 1.25, 9)) | {"raised": ["a"]}
     places = [(whole, k) for k in whole] + [(whole["error"], k) for k in whole["error"]]
     for holder, key in [*places, *((whole["error"]["layers"][0], k) for k in whole["error"]["layers"][0])]:
         kept, holder[key] = holder[key], value
