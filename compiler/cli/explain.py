@@ -65,14 +65,23 @@ def command(
     """
     import compiler
     from compiler.cli.terminal import Terminal
+    from compiler.errors import CompileError
 
     shown = Terminal()
     if all_transformers:
-        _refuse(source is not None or layer is not None, "it takes no model and no layer", "Give it alone")
+        if source is not None or layer is not None:
+            raise CompileError(
+                "it takes no model and no layer", where="--all-transformers", todo="Give it alone"
+            )
         _print_all(shown, as_json, markdown)
         return
-    _refuse(source is None, "no model is given", "Give a checkpoint's path, or --all-transformers")
-    _refuse(markdown is not None, "--markdown is for its table alone", "Leave it out")
+    if source is None:
+        todo = "Give a checkpoint's path, or --all-transformers"
+        raise CompileError("no model is given", where="SOURCE", todo=todo)
+    if markdown is not None:
+        raise CompileError(
+            "it is for the table of --all-transformers", where="--markdown", todo="Leave it out"
+        )
     with shown:
         found = compiler.explain(
             source, dtype=dtype, max_context=max_context, block=block, layer=layer, progress=shown
@@ -82,19 +91,12 @@ def command(
         raise typer.Exit(BAD_INPUT)
 
 
-def _refuse(wrong: bool, what: str, todo: str) -> None:
-    from compiler.errors import CompileError
-
-    if wrong:
-        raise CompileError(what, where="--all-transformers", todo=todo)
-
-
-def _print_all(shown: Terminal, as_json: bool, markdown: Path | None) -> None:
+def _print_all(shown: Terminal, as_json: bool, page: Path | None) -> None:
     from compiler.explanation.coverage import cover
-    from compiler.explanation.coverage_text import markdown as as_markdown
+    from compiler.explanation.coverage_text import markdown
 
     with shown:
         found = cover(progress=shown)
-    if markdown is not None:
-        markdown.write_text(as_markdown(found), "utf-8")
+    if page is not None:
+        page.write_text(markdown(found), "utf-8")
     print(json.dumps(found.json) if as_json else str(found), end="\n" if as_json else "")

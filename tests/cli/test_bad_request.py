@@ -89,6 +89,18 @@ def test_generate(commands: Commands, engine: Path, args: list[str], where: str)
     assert "_" not in parts["what"] + parts["todo"] or "target" in args[0]  # no name as Python has it
 
 
+@pytest.mark.parametrize(
+    ("args", "where"),
+    [
+        ([], "SOURCE"),
+        (["m", "--all-transformers"], "--all-transformers"),
+        (["m", "--markdown", "f"], "--markdown"),
+    ],
+)
+def test_explain(commands: Commands, args: list[str], where: str) -> None:
+    commands.refuses("explain", *args, where=where)
+
+
 @pytest.mark.parametrize(("args", "where"), MEMORY, ids=ids(MEMORY))
 def test_inspect_memory(commands: Commands, engine: Path, args: list[str], where: str) -> None:
     commands.refuses("inspect", engine, "--memory", *args, says=where)
