@@ -1,8 +1,9 @@
-"""Converters of ATen ops that choose along an axis: top-k, gather, scatter and one-hot."""
+"""Converters of ATen ops that choose along an axis: top-k, the greatest, gather, scatter and one-hot."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from compiler.importers.context import Context
@@ -29,6 +30,29 @@ def _sort(c: Context, x: Any, axis: int = -1, descending: bool = False) -> Any:
 
 def _sort_stable(c: Context, x: Any, *, stable: Any = None, dim: int = -1, descending: bool = False) -> Any:
     return _sort(c, x, dim, descending)
+
+
+def _extreme(c: Context, x: Any, axis: int, keepdim: bool = False, *, least: bool = False) -> tuple[Any, Any]:
+    """The greatest element along an axis, and where the first one like it is; a NaN comes before all."""
+    flip = _flipped if least else lambda _, x: x
+    found, at = _topk(c, flip(c, x), 1, axis), c.axis(x, axis)
+    shape = c.type(found[0]).shape
+    shape = shape if keepdim else (*shape[:at], *shape[at + 1 :])
+    return c.reshape(flip(c, found[0]), shape), c.reshape(found[1], shape)
+
+
+def _flipped(c: Context, x: Any) -> Any:
+    """In reverse order. Of an integer x, -1 - x, as the least has no negative."""
+    return c.op("neg", x) if c.type(x).dtype.is_float else c.op("sub", c.literal(-1, c.type(x).dtype), x)
+
+
+def _where_extreme(least: bool) -> Convert:
+    def convert(c: Context, x: Any, axis: int | None = None, keepdim: bool = False) -> Any:
+        if axis is None:
+            raise ImportRefused("the place of the greatest of all elements has no op", todo="Give it an axis")
+        return _extreme(c, x, axis, keepdim, least=least)[1]
+
+    return convert
 
 
 def _gather(c: Context, x: Any, axis: int, index: Any, **_: Any) -> Any:
@@ -123,6 +147,10 @@ TABLE: dict[str, Convert] = {
     "aten.sort.default": _sort,
     "aten.sort.stable": _sort_stable,
     "aten.argsort.default": lambda c, x, axis=-1, descending=False: _sort(c, x, axis, descending)[1],
+    "aten.max.dim": _extreme,
+    "aten.min.dim": partial(_extreme, least=True),
+    "aten.argmax.default": _where_extreme(least=False),
+    "aten.argmin.default": _where_extreme(least=True),
     "aten.gather.default": _gather,
     "aten.scatter.src": _scatter,
     "aten.scatter.value": _scatter_value,

@@ -148,6 +148,13 @@ def _clamp(c: Context, x: Any, low: Any = None, high: Any = None) -> Any:
     return c.op("clamp", c.tensor(x, dtype), low=bounds[0], high=bounds[1])
 
 
+def _clamp_between(c: Context, x: Any, low: Any = None, high: Any = None) -> Any:
+    """Bounds for each element. The result is high where the bounds cross."""
+    for kind, bound in (("maximum", low), ("minimum", high)):
+        x = x if bound is None else c.op(kind, c.tensor(x, c.out.dtype), c.operand(bound, c.out.dtype))
+    return x
+
+
 def _clamp_max(c: Context, x: Any, high: Any) -> Any:
     return _clamp(c, x, None, high)
 
@@ -278,6 +285,9 @@ TABLE: dict[str, Convert] = {
     "aten.clamp.default": _clamp,
     "aten.clamp_min.default": _clamp,
     "aten.clamp_max.default": _clamp_max,
+    "aten.clamp.Tensor": _clamp_between,
+    "aten.clamp_min.Tensor": _clamp_between,
+    "aten.clamp_max.Tensor": lambda c, x, high: _clamp_between(c, x, None, high),
     "aten._to_copy.default": _copy,
     "aten.to.dtype": _copy,
     "aten.to.device": _copy,

@@ -164,6 +164,31 @@ def test_writes_into_new_tensors() -> None:
     agree(model, model)
 
 
+def test_the_greatest_and_the_least_and_where_they_are() -> None:
+    class Extremes(nn.Module):
+        """Of integers, of which several are equal."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.head = nn.Embedding(tiny.VOCAB, 24), nn.Linear(24, tiny.VOCAB)
+
+        def forward(self, ids: Any) -> Any:
+            x = (2 * self.tokens(ids)).floor().reshape(*ids.shape, 4, 6)
+            (top, at), (low, where) = x.max(-1, keepdim=True), x.min(2)
+            least = torch.stack([ids, ids % 7, -ids], -1).min(-1)[1]  # of integers
+            x = x * top + low.unsqueeze(2) - 0.5 * at + 0.25 * where.unsqueeze(2)
+            x = (
+                x.clamp(min=low.unsqueeze(2), max=top)
+                + 0.1 * x.argmax(2, keepdim=True)
+                - 0.2 * x.argmin(-1).unsqueeze(-1)
+            )
+            return self.head(x.flatten(2) + least.unsqueeze(-1))
+
+    torch.manual_seed(1)
+    model = Extremes().eval()
+    agree(model, model)
+
+
 def test_the_text_part_of_a_model_with_several_parts(tmp_path: Path) -> None:
     """Stored with its other parts, under the names of the whole; only text is computed."""
     text = tiny.CONFIGS["gemma2"] | {"layer_types": ["sliding_attention", "full_attention"] * 2}
