@@ -22,6 +22,7 @@ from compiler.explanation.collect import Asked, explain
 from compiler.explanation.facts import Attention, Explanation
 from compiler.importers import installed
 from compiler.progress import Progress
+from passes.paging.rules import STATE
 
 LIMIT_S = 300
 COMPILES, REFUSED, UNKNOWN = "compiles", "refused", "no tiny model"
@@ -96,10 +97,8 @@ def _row(model_type: str, found: Explanation) -> Row:
     )
     if (no := found.refused) is None:
         return row
-    state = "state beyond" in no.reason
-    return replace(
-        row, outcome=REFUSED, stage=no.stage, reason=no.reason, op=no.op, module=no.module, state=state
-    )
+    place = {"stage": no.stage, "reason": no.reason, "op": no.op, "module": no.module}
+    return replace(row, outcome=REFUSED, **place, state=STATE in no.reason)
 
 
 def _kind(a: Attention) -> str:

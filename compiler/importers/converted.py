@@ -26,9 +26,8 @@ class ConvertedSource:
             name: tuple(tensor.shape) for name, tensor in model.state_dict().items()
         }
         self._made: dict[str, Arrangement] = {}
-        self._last: tuple[tuple[str, int, int], Array] | None = (
-            None  # an expert, for who packs some of its rows
-        )
+        # The last expert that was read: its rows are packed some at a time.
+        self._last: tuple[tuple[str, int, int], Array] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
