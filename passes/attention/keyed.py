@@ -43,11 +43,11 @@ def with_key_bias(
     for key, factor in keyed:
         part = _per_head(elements, key, view)
         part = view.op("mul", part, Scalar(float(factor) / (scale * power)))
-        bias = part if bias is None else view.op("add", *_as_many([bias, part], view))
+        bias = part if bias is None else view.op("add", *as_many([bias, part], view))
     assert bias is not None
     if dtype(bias) is not dtype(k):
         bias = view.op("cast", bias, dtype=str(dtype(k)))
-    k, v, bias = _as_many([k, v, bias], view)
+    k, v, bias = as_many([k, v, bias], view)
     ones = view.op("full", shape=(*shape_of(q)[:3], 1), value=power, dtype=str(dtype(q)))
     return view.op("concat", q, ones, axis=3), view.op("concat", k, bias, axis=3), v
 
@@ -80,7 +80,7 @@ def _check_finite(value: Value, producer: Callable[[Arg], Op | None]) -> None:
             _check_finite(arg, producer)
 
 
-def _as_many(parts: list[Any], view: View) -> list[Any]:
+def as_many(parts: list[Any], view: View) -> list[Any]:
     """Each [1,heads,S,D] with as many heads as the one that has most."""
     most = max(shape_of(p)[1] for p in parts)
     return [_repeated(p, most, view) for p in parts]

@@ -16,6 +16,7 @@ from passes.attention.cases import Cases
 from passes.attention.elements import HEAD, Elements, Unreadable
 from passes.attention.heads import Heads, find_heads
 from passes.attention.indexing import Index, broadcast, shape_of, unflatten
+from passes.attention.keyed import as_many
 from passes.attention.prover import OUT, SIZE, Prover, refused
 from passes.attention.scores import Scores
 
@@ -127,12 +128,14 @@ class _WrittenOut:
 
     def emit(self, scores: Scores, elements: Elements, q: Heads, k: Heads, v: Heads, sinks: Arg) -> Value:
         heads, length = elements.sizes[HEAD], elements.sizes[QUERY]
-        if v.factor != 1 or q.heads != heads or k.heads != v.heads:
+        most, least = max(k.heads, v.heads), min(k.heads, v.heads)
+        if v.factor != 1 or q.heads != heads or most % least:
             raise Near(f"{q.heads} query, {k.heads} key and {v.heads} value heads do not go together")
         predicate, tables = self.prover.proved(self.softmax, scores.keep, length, self.view)
         slopes = None if scores.bias is None else scores.bias.emit(elements, self.view.op)
         scale = float(scores.scale * q.factor * k.factor)
-        parts = (q.emit(self.view.op), k.emit(self.view.op), v.emit(self.view.op))
+        # keys that are rotated once they are repeated have more heads than values
+        parts = (q.emit(self.view.op), *as_many([k.emit(self.view.op), v.emit(self.view.op)], self.view))
         if scores.keyed:
             parts = self.prover.keyed(self.softmax, parts, scores, elements, scale, self.view)
         attrs = stated(scale, float(scores.softcap))

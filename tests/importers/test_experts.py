@@ -165,3 +165,16 @@ def test_rows_that_are_sorted_by_expert_are_put_back(options: dict[str, Any]) ->
 def test_rows_that_are_sorted_otherwise_are_refused(spoil: str) -> None:
     with pytest.raises(ImportRefused):
         load(Sorting(spoil).eval(), max_context=tiny.CONTEXT)
+
+
+def test_keys_that_are_rotated_after_they_are_repeated() -> None:
+    """Six heads of keys then, and two of values."""
+    sizes = dict(vocab_size=tiny.VOCAB, hidden_size=48, num_hidden_layers=1, num_attention_heads=6)
+    grouped = dict(new_decoder_architecture=True, num_kv_heads=2, alibi=False)
+    config = transformers.AutoConfig.for_model("falcon", **sizes, **grouped)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    imported = load(model, max_context=tiny.CONTEXT)
+    graph = before_paging(imported)
+    assert [op.kind for op in graph.ops].count("attention") == 1
+    assert worst(replace(imported, graph=graph), model, 17, tiny.VOCAB) <= TOLERANCE
