@@ -109,7 +109,7 @@ def command(
 
     octavo inspect model.octavo --ir graph
 
-    octavo inspect model.octavo --diff 06 fuse_norm
+    octavo inspect model.octavo --diff 07 fuse_norm
 
     octavo inspect model.octavo --ir 12 --graph paged.dot
 

@@ -31,7 +31,7 @@ FORMS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # enough picks
         "minimax_m3_vl_text",
         dict(
             head_dim=16, layer_types=["minimax_m3_sparse", "full_attention"], index_block_size=8,
-            index_topk_blocks=5, num_experts_per_tok=2, num_local_experts=4, mlp_layer_types=["dense", "dense"],
+            index_topk_blocks=5, num_experts_per_tok=2, num_local_experts=4, mlp_layer_types=["dense"] * 2,
         ),
         dict(index_topk_blocks=4),
     ),
