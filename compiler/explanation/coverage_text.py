@@ -38,9 +38,12 @@ def table(found: Coverage) -> str:
     return printable("\n".join([*lines, "", f"transformers {found.transformers}: {summary(found)}"])) + "\n"
 
 
+COUNTED = {COMPILES: "compile", REFUSED: "refused", UNKNOWN: "without a tiny model"}
+
+
 def summary(found: Coverage) -> str:
     counts = Counter(row.outcome for row in found.rows)
-    said = ", ".join(f"{counts[name]} {name}" for name in (COMPILES, REFUSED, UNKNOWN) if counts[name])
+    said = ", ".join(f"{counts[name]} {words}" for name, words in COUNTED.items() if counts[name])
     return f"{len(found.rows)} model types: {said or 'none'}"
 
 

@@ -118,8 +118,8 @@ def import_model(
         graph, orders = keep_grids(graph, grids.matrices)
         layered = LayeredSource((PartSource(grids.matrices), orders, layered))
     vocab_size = int(graph.outputs[0].type.shape[2])  # type: ignore[union-attr]
-    starts = inside(token_ids(config.bos_token_id), vocab_size)
-    ends = inside((*eos, *token_ids(config.eos_token_id)), vocab_size)
+    starts = inside(token_ids(getattr(config, "bos_token_id", None)), vocab_size)
+    ends = inside((*eos, *token_ids(getattr(config, "eos_token_id", None))), vocab_size)
     used = stored.used((*(w.name for w in graph.weights), *grids.matrices))
     info = ModelInfo(
         name=name,

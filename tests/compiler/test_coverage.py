@@ -50,7 +50,7 @@ def test_the_table_has_a_line_for_each_type_and_the_counts() -> None:
     assert [line.split()[0] for line in text.splitlines()[:4]] == ["dense", "mixed", "running", "large"]
     assert "causal, window of 11; causal; rotary embedding" in text
     assert "page_kv: cumsum | runs (model.layers.0.mix)" in text
-    assert text.endswith("transformers 5.24.0: 4 model types: 2 compiles, 1 refused, 1 no tiny model\n")
+    assert text.endswith("transformers 5.24.0: 4 model types: 2 compile, 1 refused, 1 without a tiny model\n")
 
 
 def test_the_page_has_a_table_for_each_outcome() -> None:
