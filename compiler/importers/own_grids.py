@@ -46,7 +46,7 @@ def own_grids(
     converted: ConvertedSource | None,
 ) -> OwnGrids:
     """converted: None where arrays that are put together do not matter."""
-    found = OwnGrids()
+    found, shapes = OwnGrids(), {name: tuple(array.shape) for name, array in model.state_dict().items()}
     for own in stored.own:
         try:
             matrix = _matrix(own, stored, weights, converted)
@@ -55,8 +55,9 @@ def own_grids(
             continue
         if matrix is not None:
             found.matrices[names[own]] = matrix
-            if not _is_rows(model, own, matrix):
-                found.odd[names[own]] = type(model.get_submodule(own.rpartition(".")[0])).__name__
+            module = model.get_submodule(own.rpartition(".")[0])
+            if not _is_rows(module, shapes[own], matrix):
+                found.odd[names[own]] = type(module).__name__
     return found
 
 
@@ -70,11 +71,10 @@ def _matrix(
     return joined(converted.row_parts(own), weights.matrix)
 
 
-def _is_rows(model: Any, own: str, matrix: Matrix) -> bool:
+def _is_rows(module: Any, shape: tuple[int, ...], matrix: Matrix) -> bool:
     """Whether the module of an array is known to have it as [outputs, inputs], or a stack of such."""
     import torch
 
-    module, shape = model.get_submodule(own.rpartition(".")[0]), tuple(model.state_dict()[own].shape)
     if len(shape) == 3:
         return (shape[0] * shape[1], shape[2]) == matrix.grid.shape
     return isinstance(module, torch.nn.Linear | torch.nn.Embedding)
