@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+
+from lowering import LLAMA_8B, MAX_OPS
 
 from compiler.importers import load
 from compiler.pipeline import pipeline, run_pipeline
 from ir.graph import Graph
-
-MAX_OPS = 24  # of a layer, those that reshape and those of weights too
-LLAMA_8B: dict[str, Any] = dict(
-    model_type="llama",
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    vocab_size=128256,
-    max_position_embeddings=8192,
-    rope_theta=500000.0,
-    tie_word_embeddings=False,
-)
 
 
 def lowered(directory: Path, num_layers: int) -> Graph:
