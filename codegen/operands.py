@@ -22,6 +22,7 @@ def kv_groups(graph: Graph) -> dict[str, int]:
     states = [v for v in graph.inputs if isinstance(v.type, KV)]
     found = {v.name: index for index, v in enumerate(states)}
     for op in graph.ops:
-        if op.kind in ("kv_write", "kv_seal"):
-            found[op.out.name] = found[cast(Value, op.args[0]).name]
+        for out in op.outs:
+            if isinstance(out.type, KV):
+                found[out.name] = found[cast(Value, op.args[0]).name]
     return found

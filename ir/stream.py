@@ -16,7 +16,7 @@ from ir.interpret import Array, Compute, Machine, WeightReader, bind_dims, refer
 from ir.ops import RefCall
 from ir.types import KV
 
-STATEFUL = ("kv_write", "kv_seal")
+STATEFUL = ("kv_write", "kv_seal", "paged_recurrence")
 
 
 def stream(
@@ -67,9 +67,10 @@ def in_place(op: Op, call: RefCall) -> Sequence[Any]:
     states = [isinstance(a, Value) and isinstance(a.type, KV) for a in op.args]
     args = tuple(_layer(a, layer) if s else a for a, s in zip(call.args, states, strict=True))
     own = replace(call, args=args, attrs={**call.attrs, "layer": 0})
-    for name, written in reference(op, own)[0].items():
-        state[name][layer] = written[0]
-    return (state,)
+    *results, written = reference(op, own)
+    for name, array in written.items():
+        state[name][layer] = array[0]
+    return (*results, state)
 
 
 def _layer(state: Mapping[str, Array], layer: int) -> dict[str, Array]:

@@ -100,6 +100,7 @@ class Stream:
 
     Codes have scales, of f16: one for each token and head (`per` token), or one for each head and channel of
     a block (`per` channel). Codes of u4 and u2 have a minimum beside each: x = code * scale + minimum.
+    per_block: it is kept once for each block, not for each token.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Stream:
     heads: int
     head_size: int
     per: str = TOKEN
+    per_block: bool = False
 
     @property
     def is_quantized(self) -> bool:
@@ -127,7 +129,7 @@ class Stream:
     def part_shape(self, part: str, block: int) -> tuple[int, ...]:
         """Of one of its arrays, in one block of one layer."""
         if part == self.name:
-            return (block, self.heads, self.head_size)
+            return (*(() if self.per_block else (block,)), self.heads, self.head_size)
         return (self.heads, self.head_size) if self.per == CHANNEL else (block, self.heads)
 
     def part_dtype(self, part: str) -> DType:
@@ -136,7 +138,7 @@ class Stream:
     def bytes_per_block(self, block: int) -> int:
         """Bytes of one block in one layer, scales included; head sizes of packed codes are padded to 16."""
         size = -(-self.head_size // 16) * 16 if self.dtype.bits < 8 else self.head_size
-        codes = block * self.heads * size * self.dtype.bits // 8
+        codes = (1 if self.per_block else block) * self.heads * size * self.dtype.bits // 8
         scales = self.head_size if self.per == CHANNEL else block
         return codes + (len(self.parts) - 1) * self.heads * scales * DType.F16.size_bytes
 
@@ -146,7 +148,8 @@ class KV:
     """State of one KV group: `layers` layers that share block size, streams and lifetime.
 
     `window` None keeps every token (lifetime "full"); W keeps the last W tokens readable; of a tail only the
-    block of the next token is: what a group whose scales span a block has not quantised yet.
+    block of the next token is: what a group whose scales span a block has not quantised yet. Of a
+    `state`, a recurrence's, a request keeps the block of its last token, from which the next one goes on.
     The number of blocks is a run-time number and not part of the type.
     """
 
@@ -155,6 +158,7 @@ class KV:
     block: int = 16
     window: int | None = None
     tail: bool = False
+    state: bool = False
 
     @property
     def needs_tail(self) -> bool:

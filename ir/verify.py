@@ -178,6 +178,10 @@ def _why_not_state(kv: KV) -> str:
         return "layers, block, window, heads and head sizes are at least 1"
     if kv.tail and (kv.window is not None or any(s.is_quantized for s in kv.streams)):
         return "a tail has no window, and streams that are not quantised"
+    if kv.state and (kv.window is not None or kv.tail or any(s.is_quantized for s in kv.streams)):
+        return "a state has no window, is no tail, and its streams are not quantised"
+    if any(s.per_block for s in kv.streams) != kv.state:
+        return "a stream per block is a state's, which has one"
     if any(s.per not in (TOKEN, CHANNEL) or (s.per == CHANNEL and not s.has_minimum) for s in kv.streams):
         return "scales are per token or, of u4 and u2 alone, per channel"
     if any(not s.dtype.is_float and not s.is_quantized or s.dtype is DType.U8 for s in kv.streams):

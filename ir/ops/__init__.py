@@ -1,6 +1,6 @@
 """The op table: every op kind, declared once."""
 
-from ir.ops import attention, choose, experts, linear, pointwise, quantize, reduce, shape
+from ir.ops import attention, choose, experts, linear, pointwise, quantize, recurrence, reduce, shape
 from ir.ops.base import ANNOTATIONS, REQUIRED, Call, InferError, OpDef, RefCall
 
 OPS: dict[str, OpDef] = {
@@ -14,6 +14,7 @@ OPS: dict[str, OpDef] = {
         *quantize.OPS,
         *experts.OPS,
         *attention.OPS,
+        *recurrence.OPS,
     )  # fmt: skip
 }
 

@@ -9,9 +9,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from ir.dims import Dim, normalize
+from ir.dims import Dim
 from ir.ops.base import REQUIRED, Array, Call, OpDef, RefCall, broadcast
 from ir.ops.kv_codes import decode, encode
+from ir.ops.tables import check_layer, check_tables
 from ir.predicates import evaluate_grid, why_not
 from ir.types import KV, DType, Stream, Tensor, Type
 
@@ -72,14 +73,9 @@ def _attention(call: Call) -> tuple[Type, ...]:
     return (Tensor(q.dtype, (q.shape[0], q.shape[2], q.shape[1], v.shape[3])),)
 
 
-def _check_layer(call: Call, kv: KV) -> None:
-    if call.integer("layer") >= kv.layers:
-        call.fail(f"layer {call.attrs['layer']} is not one of the group's {kv.layers}")
-
-
 def _kv_write(call: Call) -> tuple[Type, ...]:
     kv = call.kv(0)
-    _check_layer(call, kv)
+    check_layer(call, kv)
     if kv.needs_tail:
         call.fail("scales of this state span a block: write to its tail, then kv_seal")
     if len(call.types) != len(kv.streams) + 2:
@@ -108,8 +104,8 @@ def _check_tail(call: Call, kv: KV, tail: KV, table: Tensor, tail_table: Tensor)
 
 def _kv_seal(call: Call) -> tuple[Type, ...]:
     kv, tail = call.kv(0), call.kv(1)
-    _check_layer(call, kv)
-    _check_tables(call, call.tensor(2), call.tensor(4), call.tensor(5))
+    check_layer(call, kv)
+    check_tables(call, call.tensor(2), call.tensor(4), call.tensor(5))
     _check_tail(call, kv, tail, call.tensor(2), call.tensor(3))
     if not kv.needs_tail:
         call.fail("no scale of this state spans a block: kv_write is enough")
@@ -123,8 +119,8 @@ def _paged_attention(call: Call) -> tuple[Type, ...]:
     key, value = kv.streams[0], kv.streams[1]
     if q.rank != 3 or q.shape[2] != key.head_size or not q.dtype.is_float or key.heads != value.heads:
         call.fail(f"q {q.dtype}{list(q.shape)} is not [T,H,{key.head_size}]")
-    _check_layer(call, kv)
-    _check_tables(call, call.tensor(2), call.tensor(3), call.tensor(4))
+    check_layer(call, kv)
+    check_tables(call, call.tensor(2), call.tensor(3), call.tensor(4))
     _check_heads(call, q.shape[1], key.heads)
     _check_per_head(call, 5, q.shape[1])
     _check_per_head(call, 6, q.shape[1])
@@ -135,14 +131,6 @@ def _paged_attention(call: Call) -> tuple[Type, ...]:
     _check_predicate(call, FIRST_TABLE)
     _check_scores(call)
     return (Tensor(call.float_dtype(q.dtype), (q.shape[0], q.shape[1], value.head_size)),)
-
-
-def _check_tables(call: Call, table: Tensor, lens: Tensor, starts: Tensor) -> None:
-    if not all(t.dtype.is_integer for t in (table, lens, starts)):
-        call.fail("table, lens and starts must be integers")
-    if table.rank != 2 or lens.shape != table.shape[:1] or starts.shape != (normalize(table.shape[0] + 1),):
-        shapes = f"{list(table.shape)}, {list(lens.shape)}, {list(starts.shape)}"
-        call.fail(f"table, lens and starts are {shapes}, not [R,M], [R], [R+1]")
 
 
 def attend(

@@ -142,8 +142,8 @@ class _Parser(ExpressionParser):
         return found
 
     def _kv(self) -> KV:
-        window, tail = None, self.accept("tail")
-        if not tail and not self.accept("full"):
+        window, tail, state = None, self.accept("tail"), self.accept("state")
+        if not tail and not state and not self.accept("full"):
             self.expect("window")
             window = self.integer()
         self.expect(":")
@@ -154,19 +154,21 @@ class _Parser(ExpressionParser):
         self.expect("layers")
         layers = self.integer()
         self.expect("]")
-        return KV(streams, layers, block, window, bool(tail))
+        return KV(streams, layers, block, window, tail, state)
 
     def _stream(self) -> Stream:
-        name, dtype, per = self.take("name").text, _element_type(self.take("name")), TOKEN
+        name, dtype, per, per_block = self.take("name").text, _element_type(self.take("name")), TOKEN, False
         if self.accept("per"):
-            self.expect(CHANNEL)
-            per = CHANNEL
+            per_block = self.accept("block")
+            if not per_block:
+                self.expect(CHANNEL)
+                per = CHANNEL
         self.expect("[")
         heads = self.integer()
         self.expect(",")
         size = self.integer()
         self.expect("]")
-        return Stream(name, dtype, heads, size, per)
+        return Stream(name, dtype, heads, size, per, per_block)
 
     # --- attributes
 

@@ -54,12 +54,14 @@ def print_type(type: Type) -> str:
 
 def _print_kv(kv: KV) -> str:
     lifetime = "full" if kv.window is None else f"window {kv.window}"
-    lifetime = "tail" if kv.tail else lifetime
+    lifetime = "tail" if kv.tail else "state" if kv.state else lifetime
     streams = ", ".join(f"{s.name} {_format(s)}[{s.heads},{s.head_size}]" for s in kv.streams)
     return f"kv[{lifetime}: {streams}; block {kv.block}; layers {kv.layers}]"
 
 
 def _format(stream: Stream) -> str:
+    if stream.per_block:
+        return f"{stream.dtype} per block"
     return str(stream.dtype) if stream.per == TOKEN else f"{stream.dtype} per {stream.per}"
 
 

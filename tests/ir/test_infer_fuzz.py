@@ -168,12 +168,14 @@ def test_the_table_is_whole() -> None:
         assert op.kind == kind
         optional = [name[-1] in "?*" for name in op.operands]
         assert optional == sorted(optional) and all(not n.endswith("*") for n in op.operands[:-1])
-        assert (op.rollback is not None) == (kind in ("kv_write", "kv_seal"))
+        assert (op.rollback is not None) == (kind in ("kv_write", "kv_seal", "paged_recurrence"))
     assert {k for k, op in OPS.items() if op.sequence_aware} == {
         "attention",
         "kv_seal",
         "kv_write",
         "paged_attention",
+        "paged_recurrence",
+        "recurrence",
         "take_rows",
     }
     assert isinstance(Weight("w", STATE).type, KV)
