@@ -3,7 +3,7 @@
 Packing is sound only if every op that does not know about sequences treats tokens independently. This pass
 proves it op by op as it lowers (the token-axis proof), and refuses, naming the op, where something mixes
 tokens or depends on the sequence length. Attention becomes `kv_write` and `paged_attention` (PagedAttention,
-arXiv 2309.06180).
+arXiv 2309.06180), a linear recurrence `paged_recurrence`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PageKv(Pass):
         for op in graph.ops:
             _lower(low, op)
         if not low.groups.types:  # said last: what mixes tokens has been named with its place by now
-            reason = f"graph @{graph.name} has no attention"
+            reason = f"graph @{graph.name} has no attention and no recurrence"
             raise PassError("page_kv", None, reason, "octavo explain shows why none was recognised.")
         outputs = [_output(low, v) for v in graph.outputs]
         return Result(low.builder.graph([*outputs, *low.groups.states]), len(low.groups.states))
@@ -101,7 +101,7 @@ def _input(builder: GraphBuilder, value: Value) -> Placed:
 
 def _lower(low: Lowering, op: Op) -> None:
     fixed = all(low.layout(a) is None for a in op.args) and not any(depends_on_length(o) for o in op.outs)
-    if fixed and op.kind not in ("dim", "attention"):
+    if fixed and op.kind not in ("dim", "attention", "recurrence"):
         low.keep(op)
         return
     for name, attr in op.attrs.items():

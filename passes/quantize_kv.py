@@ -32,8 +32,8 @@ _ERROR = {NONE: 0.0, "int8": 0.1, "fp8": 0.3, "int4": 0.5}  # of a value, as a s
 @dataclass(frozen=True)
 class QuantizeKv(Pass):
     """format: one of passes.paging.formats, or "none". groups: formats of single groups, the first ones, in
-    place of it. tail: element type of tails, f32 or bf16. keys: what calibration found, by the place (loc) of
-    the attention that writes them; keys by channel do without."""
+    place of it; a recurrence's state has none. tail: element type of tails, f32 or bf16. keys: what
+    calibration found, by the place (loc) of the attention that writes them; keys by channel do without."""
 
     format: str = NONE
     tail: str = "bf16"
@@ -53,7 +53,7 @@ class QuantizeKv(Pass):
         return max(_ERROR.get(format, 4.0) for format in (self.format, *self.groups))
 
     def run(self, graph: Graph) -> Result:
-        states = [v.name for v in graph.inputs if isinstance(v.type, KV)]
+        states = [v.name for v in graph.inputs if isinstance(v.type, KV) and not v.type.state]
         named = dict(zip(states, [*self.groups, *[self.format] * len(states)], strict=False))
         formats = {state: FORMATS[format] for state, format in named.items() if format != NONE}
         if not formats:

@@ -75,14 +75,15 @@ class Lowering:
             self.placed[out.name] = Placed(out)
 
     def place(self, op: Op, *values: Arg, layouts: tuple[Layout, ...] = ()) -> None:
-        """Say what stands for op's results. What was emitted last takes their names."""
+        """Say what stands for op's results. What was emitted last, if it gives them first, takes their names."""
         found = layouts or (self.result_layout(op),)
         shaped = [self.shaped(op, v, lay.paged) for v, lay in zip(values, found, strict=True)]
         last = self.builder.ops[-1] if self.builder.ops else None
         unnamed = last is not None and not any(o.name in self.placed for o in last.outs)
-        if last is not None and unnamed and list(last.outs) == shaped:
-            outs = tuple(Value(old.name, new.type) for old, new in zip(op.outs, last.outs, strict=True))
-            self.builder.ops[-1] = replace(last, outs=outs)
+        if last is not None and unnamed and list(last.outs[: len(shaped)]) == shaped:
+            given, rest = last.outs[: len(shaped)], last.outs[len(shaped) :]
+            outs = tuple(Value(old.name, new.type) for old, new in zip(op.outs, given, strict=True))
+            self.builder.ops[-1] = replace(last, outs=(*outs, *rest))
             shaped = list(outs)
         for old, new, lay in zip(op.outs, shaped, found, strict=True):
             self.placed[old.name] = Placed(new, lay)

@@ -200,6 +200,23 @@ def _attention(low: Lowering, op: Op) -> None:
     low.place(op, low.emit(op, "paged_attention", *operands, *rest, layer=slot.layer, **attrs))
 
 
+def _recurrence(low: Lowering, op: Op) -> None:
+    given = [operand(op, i) for i in range(5)]
+    for arg in given:
+        layout = low.layout(arg)
+        if arg is not None and (layout is None or layout.token != 2 or layout.kept != (1, 3)):
+            low.refuse(op, "its operands must be [1,heads,S,size] and depend on the tokens")
+    rates = operand(op, 5)
+    if low.layout(rates) is not None:
+        low.refuse(op, "its rates depend on the tokens")
+    q, k, v, decay, beta = (low.new(a) for a in given)
+    slot, rest = low.groups.slot(op), trim([beta, low.new(rates)])
+    operands = [slot.state, q, k, v, decay, slot.table, low.lens, low.starts, *rest]
+    out, state = low.emit_all(op, "paged_recurrence", *operands, layer=slot.layer)
+    low.groups.wrote(op, state)
+    low.place(op, out)
+
+
 def depends_on_length(value: Value) -> bool:
     return isinstance(value.type, Tensor) and bool(token_axes(value.type.shape))
 
@@ -230,4 +247,5 @@ RULES: dict[str, Rule] = {
     "full": _full,
     "dim": _dim,
     "attention": _attention,
+    "recurrence": _recurrence,
 }

@@ -68,6 +68,7 @@ def run_paged(
     graph: Graph, read: dict[str, np.ndarray], requests: list[np.ndarray], chunk: int
 ) -> list[np.ndarray]:
     """Logits of each request's tokens, all requests packed together, `chunk` tokens of each a step."""
+    taken = {v.name for v in graph.inputs}
     states = {v.name: v.type for v in graph.inputs if v.name.startswith("kv")}
     kv = {name: empty_kv(type, 64) for name, type in states.items()}  # type: ignore[arg-type]
     blocks = {
@@ -86,9 +87,10 @@ def run_paged(
         }  # fmt: skip
         for name, type in states.items():
             inputs[name] = kv[name]
-            inputs[f"slots{name[2:]}"] = (
-                blocks[name][owner, pos // type.block] * type.block + pos % type.block
-            )  # type: ignore[union-attr]
+            if f"slots{name[2:]}" in taken:  # not of a recurrence's state
+                inputs[f"slots{name[2:]}"] = (
+                    blocks[name][owner, pos // type.block] * type.block + pos % type.block  # type: ignore[union-attr]
+                )
             inputs[f"table{name[2:]}"] = blocks[name][live][:, :3]
         run = interpret(graph, inputs, read, np.float64)
         kv = dict(zip(states, run.outputs[1:], strict=True))
@@ -150,6 +152,51 @@ def test_an_axis_before_the_tokens_is_one_of_each_token() -> None:
     for got, ids in zip(run_paged(selected, read, requests, 7), requests, strict=True):
         whole = interpret(graph, {"ids": ids[None], "pos": np.arange(len(ids))[None]}, read, np.float64)
         np.testing.assert_allclose(got, whole.outputs[0][0], rtol=1e-5, atol=1e-5)
+
+
+def recurrent(toy: Toy, x: Value, layer: int) -> Value:
+    """A recurrence of four heads of values to two of keys, with a decay of each head and the delta rule."""
+    q, k = (toy.heads(x, f"{n}r{layer}", KV_HEADS) for n in "qk")
+    v = toy.heads(x, f"vr{layer}", HEADS)
+    ones = [toy.b.op("slice", v, axis=3, start=i, stop=i + 1) for i in (0, 1)]
+    decay, beta = toy.b.op("neg", toy.b.op("exp", ones[0])), toy.b.op("sigmoid", ones[1])
+    y = toy.b.op("recurrence", q, k, v, decay, beta, name=f"y{layer}", loc=f"model.mixer{layer}")
+    return toy.b.op("add", x, toy.b.op("reshape", y, shape=(1, S, WIDTH)))
+
+
+def hybrid() -> Graph:
+    toy = Toy()
+    return toy.graph(recurrent(toy, toy.attend(recurrent(toy, toy.x, 0), 1, CAUSAL), 2))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 40])
+def test_a_recurrence_goes_on_from_a_group_of_its_state(chunk: int) -> None:
+    graph = hybrid()
+    read = weights(graph)
+    paged = SelectRows().run(PageKv().run(graph).graph).graph
+    verify(paged)
+    kinds = [v.type for v in paged.inputs if v.name.startswith("kv")]
+    assert [(k.state, k.layers, k.block) for k in kinds] == [(True, 2, 16), (False, 1, 16)]  # type: ignore[union-attr]
+    assert [op.attrs["layer"] for op in paged.ops if op.kind == "paged_recurrence"] == [0, 1]
+    assert {"slots1", "table0", "table1"} < {v.name for v in paged.inputs}
+    assert "slots0" not in {v.name for v in paged.inputs}
+    assert parse(print_graph(paged)) == paged
+    requests = [np.random.default_rng().integers(0, VOCAB, n) for n in (1, 16, 33, 17)]
+    for got, ids in zip(run_paged(paged, read, requests, chunk), requests, strict=True):
+        whole = interpret(graph, {"ids": ids[None], "pos": np.arange(len(ids))[None]}, read, np.float64)
+        np.testing.assert_allclose(got, whole.outputs[0][0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_decay_that_is_the_same_for_all_tokens_is_one_of_each() -> None:
+    toy = Toy()
+    q, k, v = toy.heads(toy.x, "q", KV_HEADS), toy.heads(toy.x, "k", KV_HEADS), toy.heads(toy.x, "v", HEADS)
+    decay = toy.b.op("expand", weight("decay", 1, HEADS, 1, 1), shape=(1, HEADS, S, 1))
+    y = toy.b.op("recurrence", q, k, v, decay, name="y", loc="model.mixer")
+    graph = toy.graph(toy.b.op("reshape", y, shape=(1, S, WIDTH)))
+    read = weights(graph)
+    (got,) = run_paged(SelectRows().run(PageKv().run(graph).graph).graph, read, [ids := np.arange(9)], 4)
+    whole = interpret(graph, {"ids": ids[None], "pos": ids[None]}, read, np.float64)
+    np.testing.assert_allclose(got, whole.outputs[0][0], rtol=1e-5, atol=1e-5)
 
 
 def mean_over_tokens(toy: Toy) -> Value:
