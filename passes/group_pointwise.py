@@ -82,7 +82,7 @@ def dependencies(graph: Graph) -> Dag:
             if isinstance(value.type, KV):
                 readers.setdefault(value.name, []).append(index)
     for indices in readers.values():
-        writers = [i for i in indices if graph.ops[i].kind == "kv_write"]
+        writers = [i for i in indices if OPS[graph.ops[i].kind].rollback is not None]
         dag.add_edges_from((r, w) for w in writers for r in indices if r != w)
     return dag
 

@@ -75,7 +75,7 @@ class Lowering:
             self.placed[out.name] = Placed(out)
 
     def place(self, op: Op, *values: Arg, layouts: tuple[Layout, ...] = ()) -> None:
-        """Say what stands for op's results. What was emitted last, if it gives them first, takes their names."""
+        """Say what stands for op's results. What was emitted last takes their names if it gives them."""
         found = layouts or (self.result_layout(op),)
         shaped = [self.shaped(op, v, lay.paged) for v, lay in zip(values, found, strict=True)]
         last = self.builder.ops[-1] if self.builder.ops else None
