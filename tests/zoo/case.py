@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 
 from compiler.importers.tiny_config import CONTEXT, VOCAB_SIZE
 from tests.model import tiny
-from tests.model.forced import MUTATIONS, NOTICED, Forced, position_off_by_one
+from tests.model.forced import MUTATIONS, NOTICED, Forced, position_off_by_one, slot_off_by_one
 from tests.model.harness import Stepper
 from tests.zoo import models
 
@@ -24,19 +25,24 @@ class Case(Forced):
         model = models.save(model_type, seed, checkpoint)
         super().__init__(Stepper(tiny.compiled(checkpoint, directory / "m.octavo"), tiny.CONTEXT), model)
 
-    @property
-    def reads_positions(self) -> bool:
-        """Whether any op of the graph that runs reads the positions. Where none does (no positions, or a bias
-        by distance, which attention counts itself), a wrong one cannot change anything."""
-        return any(value.name == "pos" for op in self.stepper.graph.ops for value in op.values)
+    def reads(self, name: str) -> bool:
+        """Whether any op of the graph that runs reads an input of this name, or that and a group's number.
+        Where none reads the positions (there are none, or a bias by distance, which attention counts itself)
+        or the slots (there are only recurrences, which find their own), a wrong one cannot change anything.
+        """
+        given = re.compile(rf"{name}\d*")
+        return any(given.fullmatch(value.name) for op in self.stepper.graph.ops for value in op.values)
+
+
+READ = {position_off_by_one: "pos", slot_off_by_one: "slots"}  # what a mutation changes
 
 
 def unnoticed(case: Case, prompt_length: int) -> list[str]:
-    """The mutations that do not show as they must. Where nothing reads positions, a wrong one must change no
-    bit: that it does not apply is shown, not believed."""
+    """The mutations that do not show as they must. Where nothing reads what is wrong, it must change no bit:
+    that it does not apply is shown, not believed."""
     found = []
     for mutate in MUTATIONS:
-        if mutate is position_off_by_one and not case.reads_positions:
+        if mutate in READ and not case.reads(READ[mutate]):
             right = np.array_equal(case.logits(prompt_length, mutate), case.logits(prompt_length))
         else:
             right = case.worst(prompt_length, mutate) > NOTICED
