@@ -172,7 +172,7 @@ class Worker:
             what = f"it takes longer than {limit_s:g} s"
         except (EOFError, OSError):
             what = "its process ended"
-        self.end()
+        self.end(wait_s=0)
         return Row(name, REFUSED, "fault", what)
 
     def _begin(self) -> None:
@@ -182,9 +182,11 @@ class Worker:
         self._process.start()
         other.close()
 
-    def end(self) -> None:
+    def end(self, wait_s: float = 10) -> None:
+        """Let the process end, which the closed pipe tells it to, or end it. wait_s: before that."""
         if self._process is not None:
             self._pipe.close()
+            self._process.join(wait_s)
             self._process.kill()
             self._process.join()
             self._process = None
