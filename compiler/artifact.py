@@ -12,7 +12,7 @@ import glob
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -71,7 +71,8 @@ class ArtifactWriter:
 
         report(done, total) counts bytes.
         """
-        manifest = {"format": FORMAT, "version": VERSION, **manifest, "files": hash_files(self.root, report)}
+        head = {"format": FORMAT, "version": _version(manifest)}
+        manifest = {**head, **manifest, "files": hash_files(self.root, report)}
         manifest["digest"] = manifest_digest(manifest)
         self.write("manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
 
@@ -80,6 +81,11 @@ class ArtifactWriter:
         check_replaceable(self.out, self.force)
         replace_directory(self.root, self.out)
         return self.out
+
+
+def _version(manifest: Mapping[str, Any]) -> int:
+    """Of the format: the earliest that has what the artifact needs. From 3 on there are states."""
+    return VERSION if any(group.get("state") for group in manifest.get("kv_groups", ())) else 2
 
 
 def check_replaceable(out: Path, force: bool) -> None:

@@ -59,14 +59,21 @@ def kv_groups(lowered: Graph) -> list[dict[str, Any]]:
 
 def _kv_group(kv: KV) -> dict[str, Any]:
     streams = [
-        {"name": s.name, "dtype": str(s.dtype), "per": s.per, "heads": s.heads, "head_size": s.head_size}
+        {
+            "name": s.name,
+            "dtype": str(s.dtype),
+            "per": "block" if s.per_block else s.per,
+            "heads": s.heads,
+            "head_size": s.head_size,
+        }
         for s in kv.streams
     ]
-    per_token = kv.bytes_per_block / kv.block
+    per_token = 0 if kv.state else kv.bytes_per_block / kv.block
     return {
         "layers": kv.layers,
         "window": kv.window,
         "tail": kv.tail,
+        **({"state": True} if kv.state else {}),
         "block": kv.block,
         "bytes_per_token": int(per_token) if per_token == int(per_token) else per_token,
         "block_bytes": block_bytes(kv),

@@ -104,7 +104,7 @@ def _load(
         what = f"isa = {shown(isa)} with the target {found.name}"
         raise ResourceError(what, where="load", todo=todo)
     cache = Cache(
-        [Group(group.blocks, group.window, group.tail) for group in memory.groups],
+        [Group(g.blocks, g.window, g.tail, g.state) for g in memory.groups],
         block=memory.groups[0].block if memory.groups else 16,
         prefix_cache=prefix_cache,
         salt=os.urandom(16),

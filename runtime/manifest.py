@@ -14,8 +14,8 @@ from typing import Any
 from runtime.errors import ArtifactError, shorten, shown
 from runtime.hashes import manifest_digest
 
-FORMAT, VERSION = "octavo", 2
-READABLE = (1, 2)  # groups of version 1 have no tails, nor streams that are quantised
+FORMAT, VERSION = "octavo", 3
+READABLE = (1, 2, 3)  # groups of version 1 have no tails, nor streams that are quantised; of 2 no states
 MAX_INT32 = 2**31 - 1
 MAX_JSON = 32 << 20  # bytes; what they become in memory is up to 25 times as much
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -46,7 +46,8 @@ class KVGroup:
 
     block_bytes: of all layers, with scales, rounded up to 64; bytes_per_token is not rounded, and may be no
     whole number where tokens share scales. tail: it holds a request's last block alone, for the group that
-    quantises that when it is full.
+    quantises that when it is full. state: of a recurrence, of which a request keeps the block of its last
+    token, so that bytes_per_token is 0.
     """
 
     layers: int
@@ -55,6 +56,12 @@ class KVGroup:
     block_bytes: int
     bytes_per_token: float
     tail: bool = False
+    state: bool = False
+
+    @property
+    def is_single(self) -> bool:
+        """Whether a request keeps one block of it, however many tokens it has."""
+        return self.tail or self.state
 
 
 @dataclass(frozen=True)
@@ -228,12 +235,9 @@ def parse_manifest(data: bytes) -> Manifest:
         raise top.bad("format", repr(FORMAT))
     if top.integer("version") not in READABLE:
         todo = "Load it with a matching Octavo, or compile the model again"
-        found = top.integer("version")
-        raise ArtifactError(
-            f"format version {found}; this runtime reads {' and '.join(map(str, READABLE))}",
-            where=top.where,
-            todo=todo,
-        )
+        found, readable = top.integer("version"), ", ".join(map(str, READABLE[:-1]))
+        what = f"format version {found}; this runtime reads {readable} and {READABLE[-1]}"
+        raise ArtifactError(what, where=top.where, todo=todo)
     _check_digest(top)
     _check_notes(top)
     return Manifest(
@@ -329,15 +333,33 @@ def _shares_scales(group: Fields) -> bool:
 
 def _group(fields: Fields) -> KVGroup:
     block, layers = fields.integer("block", 1, 4096), fields.integer("layers", 1, 2**20)
+    tail = "tail" in fields.value and fields.boolean("tail")
+    state = "state" in fields.value and fields.boolean("state")
+    _check_state(fields, state, tail)
     need = layers * sum(_stream_bytes(stream, block) for stream in fields.objects("streams", 16))
-    if not need or fields.get("bytes_per_token") != need / block:
-        raise fields.bad("bytes_per_token", f"{need / block}, as layers and streams say")
+    per_token = 0 if state else need // block if need % block == 0 else need / block
+    if not need or fields.get("bytes_per_token") != per_token:
+        raise fields.bad("bytes_per_token", f"{per_token}, as layers and streams say")
     block_bytes = fields.integer("block_bytes", need)
     if block_bytes % 64:
         raise fields.bad("block_bytes", "a multiple of 64")
-    tail = "tail" in fields.value and fields.boolean("tail")
-    per_token = need // block if need % block == 0 else need / block
-    return KVGroup(layers, fields.optional("window", 1), block, block_bytes, per_token, tail)
+    return KVGroup(layers, fields.optional("window", 1), block, block_bytes, per_token, tail, state)
+
+
+def _check_state(group: Fields, state: bool, tail: bool) -> None:
+    """It has a stream per block, which others have not, and all of its streams are f32."""
+    streams = list(group.objects("streams", 16))
+    if sum(stream.value.get("per") == "block" for stream in streams) != state:
+        raise group.bad("streams", "with one per block: it is a state" if state else "without one per block")
+    if not state:
+        return
+    if tail:
+        raise group.bad("tail", "false: it is a state")
+    if group.value.get("window") is not None:
+        raise group.bad("window", "null: it is a state")
+    for stream in streams:
+        if stream.text("dtype") != "f32":
+            raise stream.bad("dtype", "f32: it is of a state")
 
 
 def _stream_bytes(stream: Fields, block: int) -> int:
@@ -349,6 +371,8 @@ def _stream_bytes(stream: Fields, block: int) -> int:
     if KV_BITS[dtype] < 8 and block % 16:
         raise stream.bad("dtype", f"of whole bytes: codes of {dtype} lie in strips of 16 tokens")
     filled = size if KV_BITS[dtype] >= 8 else -(-size // 16) * 16
+    if stream.value.get("per") == "block":
+        return heads * filled * KV_BITS[dtype] // 8
     shared = size if _is_per_channel(stream) else block
     return heads * (block * filled * KV_BITS[dtype] // 8 + KV_SCALES.get(dtype, 0) * shared * 2)
 
@@ -357,8 +381,8 @@ def _is_per_channel(stream: Fields) -> bool:
     """Whether the tokens of a block share its scales, which are one for each head and channel."""
     if "per" not in stream.value:
         return False
-    if stream.text("per") not in ("token", "channel"):
-        raise stream.bad("per", "token or channel")
+    if stream.text("per") not in ("token", "channel", "block"):
+        raise stream.bad("per", "token, channel or, of a state, block")
     if stream.text("per") == "channel" and stream.text("dtype") not in ("u4", "u2"):
         raise stream.bad("per", "token: codes of u4 and u2 alone share scales by channel")
     return stream.text("per") == "channel"

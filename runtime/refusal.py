@@ -127,10 +127,10 @@ def _fit_beams(
 ) -> bool:
     """Whether a prompt's beams can run side by side, of `most` tokens each, with a block to go for each.
 
-    They share the prompt's full blocks, also when they are computed again, unless a window has given blocks
-    back that a hit would need.
+    They share the prompt's full blocks, also when they are computed again, unless a window or a state has
+    given blocks back that a hit would need.
     """
-    share = cache.prefix_cache and all(group.window is None for group in cache.groups)
+    share = cache.prefix_cache and all(group.is_full or group.tail for group in cache.groups)
     common = num_tokens // cache.block if share else 0
 
     def need(group: Group) -> int:

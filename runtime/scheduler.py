@@ -144,6 +144,8 @@ class Scheduler:
             chunks = self._next_chunks()
         if not chunks and not self.running and self._waiting:
             chunks = self._next_chunks()  # what is alone now, but lacked a block to copy to, starts anew
+        for chunk in chunks:
+            self.cache.keep_hits(chunk.seq, chunk.seq.computed + chunk.count)
         if wanted is not None:
             self._add_drafts(chunks, wanted)
         return chunks

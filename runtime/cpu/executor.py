@@ -45,7 +45,7 @@ class CpuExecutor(CpuForward):
     ) -> None:
         groups, target = artifact.manifest.kv_groups, compiled or artifact.cpu
         kernel = artifact.kernel(isa, target)
-        places = swap_places([group.tail for group in groups], swap_blocks, limits)
+        places = swap_places([group.is_single for group in groups], swap_blocks, limits)
         artifact.weights()  # there are some
         pools = _blocks(num_blocks, groups, "the KV cache")
         self._places = _blocks(places, groups, "swapped blocks") if swap_blocks else []

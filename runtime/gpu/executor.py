@@ -67,7 +67,7 @@ class GpuExecutor:
         compiled.memory(limits, num_blocks, place).check()
         program = self._program(device, compiled, limits)
         check_bounds(compiled.plan, compiled.kernels, compiled.rooms(limits, num_blocks))
-        places = swap_places([group.tail for group in compiled.groups], swap_blocks, limits)
+        places = swap_places([group.is_single for group in compiled.groups], swap_blocks, limits)
         self._pools = [
             BlockPool(device, count, group.block_bytes, held)
             for count, group, held in zip(num_blocks, compiled.groups, places, strict=True)

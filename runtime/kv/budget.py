@@ -13,6 +13,8 @@ from runtime.limits import Limits
 from runtime.manifest import MAX_INT32, KVGroup
 
 TAIL_PERCENT = 25  # of the KV cache's bytes, at most for tails
+STATE_PERCENT = 50  # of what is left, for states, where other groups can use all the rest
+CHECKPOINTS = 2  # blocks of a state, for each request, that prefix hits may find
 _SHARE = re.compile(r"\s*(\d{1,3}(?:\.\d{1,6})?)\s*%\s*")
 
 
@@ -63,14 +65,15 @@ def plan_blocks(
 ) -> list[int]:
     """Blocks per group: `blocks` of each; else as many as `num_bytes` hold, in proportion to what one request
     of the whole context needs there, and never more than max_requests such requests can use. None: that many.
-    A tail gets what requests and a step of theirs can use, of a part of the bytes, before the others.
+    A tail gets what requests and a step of theirs can use, of a part of the bytes, before the others; and so
+    does a state, with a few blocks for prefix hits: of neither does a request need more where it is longer.
 
     Raises ResourceError where slots would exceed 32 bits.
     """
     needs = [_need(group, limits, max_context) for group in groups]
     if blocks is not None:
         counts = [
-            min(blocks, _most(need, limits, g) if g.tail else blocks)
+            min(blocks, _most(need, limits, g) if g.is_single else blocks)
             for need, g in zip(needs, groups, strict=True)
         ]
     elif num_bytes is None:
@@ -85,45 +88,61 @@ def plan_blocks(
     return counts
 
 
-def swap_places(tails: Sequence[bool], swap_blocks: int, limits: Limits) -> list[int]:
-    """Places on the host for blocks of each group: of a tail, which most requests have one block in, no more
+def swap_places(single: Sequence[bool], swap_blocks: int, limits: Limits) -> list[int]:
+    """Places on the host for blocks of each group: of one in which most requests have a single block, no more
     than requests run."""
-    return [min(swap_blocks, limits.max_requests) if tail else swap_blocks for tail in tails]
+    return [min(swap_blocks, limits.max_requests) if one else swap_blocks for one in single]
 
 
 def most_swap_blocks(groups: Sequence[KVGroup], num_bytes: int, limits: Limits) -> int:
     """The most blocks of each group, see swap_places, that the bytes hold."""
-    tail_bytes = sum(group.block_bytes for group in groups if group.tail)
-    other_bytes = sum(group.block_bytes for group in groups if not group.tail)
-    if num_bytes < limits.max_requests * (tail_bytes + other_bytes):
-        return num_bytes // max(1, tail_bytes + other_bytes)
-    return (num_bytes - limits.max_requests * tail_bytes) // max(1, other_bytes)
+    single_bytes = sum(group.block_bytes for group in groups if group.is_single)
+    other_bytes = sum(group.block_bytes for group in groups if not group.is_single)
+    if num_bytes < limits.max_requests * (single_bytes + other_bytes):
+        return num_bytes // max(1, single_bytes + other_bytes)
+    if not other_bytes:
+        return limits.max_requests if single_bytes else 0
+    return (num_bytes - limits.max_requests * single_bytes) // other_bytes
 
 
 def _within(num_bytes: int, needs: list[int], groups: Sequence[KVGroup], limits: Limits) -> list[int]:
     """As many blocks as the bytes hold."""
     most = [_most(need, limits, group) for need, group in zip(needs, groups, strict=True)]
-    sizes = list(zip(most, needs, groups, strict=True))
-    tail_bytes = sum(count * group.block_bytes for count, _, group in sizes if group.tail)
-    given = min(tail_bytes, num_bytes * TAIL_PERCENT // 100)
-    tails = [max(1, count * given // tail_bytes) if group.tail else 0 for count, _, group in sizes]
-    left = num_bytes - sum(count * group.block_bytes for count, group in zip(tails, groups, strict=True))
-    request_bytes = sum(need * group.block_bytes for _, need, group in sizes if not group.tail)
-    return [
-        tail if group.tail else min(need * max(0, left) // request_bytes, count)
-        for tail, (count, need, group) in zip(tails, sizes, strict=True)
-    ]
+    counts = [0] * len(groups)
+
+    def bytes_of(which: list[int], blocks: Sequence[int]) -> int:
+        return sum(blocks[g] * groups[g].block_bytes for g in which)
+
+    def give(which: list[int], num_bytes: int) -> None:
+        """Of each group the same share of its most, and what one request needs."""
+        all_bytes = bytes_of(which, most)
+        for g in which:
+            counts[g] = max(needs[g], min(most[g], most[g] * num_bytes // all_bytes))
+
+    every = range(len(groups))
+    tails, states = [g for g in every if groups[g].tail], [g for g in every if groups[g].state]
+    others = [g for g in every if not groups[g].is_single]
+    give(tails, num_bytes * TAIL_PERCENT // 100)
+    left = num_bytes - bytes_of(tails, counts)
+    give(states, max(left * STATE_PERCENT // 100, left - bytes_of(others, most)))
+    left = max(0, left - bytes_of(states, counts))
+    for g in others:
+        counts[g] = min(needs[g] * left // bytes_of(others, needs), most[g])
+    return counts
 
 
 def _need(group: KVGroup, limits: Limits, tokens: int) -> int:
     """Blocks that a request of `tokens` needs."""
-    return Group(0, group.window, group.tail).most_blocks(tokens, limits.max_step_tokens, group.block)
+    rules = Group(0, group.window, group.tail, group.state)
+    return rules.most_blocks(tokens, limits.max_step_tokens, group.block)
 
 
 def _most(need: int, limits: Limits, group: KVGroup) -> int:
-    """Blocks that requests can use; of a tail one each, and those that a step's tokens fill."""
+    """Blocks that requests can use; of a tail one each, and those that a step's tokens fill; of a state those
+    that hits may find, too."""
     filled = -(-limits.max_step_tokens // group.block) if group.tail else 0
-    return min(need * limits.max_requests + filled, MAX_INT32 // group.block)
+    kept = CHECKPOINTS * limits.max_requests if group.state else 0
+    return min(need * limits.max_requests + filled + kept, MAX_INT32 // group.block)
 
 
 def _percent(text: str) -> float:

@@ -13,7 +13,7 @@ from runtime.kv.group import Group
 from runtime.kv.moves import Moves
 from runtime.kv.pins import Pins
 from runtime.kv.prefixes import Prefixes
-from runtime.kv.table import Table
+from runtime.kv.table import NONE, Table
 from runtime.log import Log
 from runtime.sequence import Sequence
 
@@ -41,6 +41,7 @@ class Cache:
         self.moves, self.log = Moves(), log or Log()
         self.on_free: Callable[[Sequence], None] | None = None
         self._tails = [index for index, group in enumerate(self.groups) if group.tail]
+        self._states = [index for index, group in enumerate(self.groups) if group.state]
 
     def admit(self, seq: Sequence, step_tokens: int, others: Seq[Sequence] = ()) -> bool:
         """Start a request from its longest prefix hit, if its known tokens fit beside the running others.
@@ -48,7 +49,7 @@ class Cache:
         Not yet, if what comes after the hit is being computed for another: it is a hit soon.
         """
         hit, chain = self.prefixes.hit(seq) if self.prefix_cache and self.groups else (0, [])
-        if hit < len(chain) and self.prefixes.is_coming(chain[hit]):
+        if self.prefixes.is_coming(chain, hit):
             return False
         seq.tables = [
             self._open(group, pool, chain[:hit]) for group, pool in zip(self.groups, self.pools, strict=True)
@@ -94,28 +95,49 @@ class Cache:
     def extend(self, seq: Sequence, tokens: int) -> bool:
         """Hold blocks for the first `tokens` tokens, and alone those that will be written.
 
-        In every group or, where one lacks blocks, in none.
+        In every group or, where one lacks blocks, in none. Of a state's blocks those that nobody reads after
+        the step are left out, however many of the tokens beyond num_tokens, drafts, are right.
         """
         need, at = -(-tokens // self.block), seq.computed // self.block
         lacking = [max(0, need - table.length) for table in seq.tables]
         if seq.alone_in == at and not any(lacking):
             return True  # as in most steps
+        starts = [table.length for table in seq.tables]  # of what is held anew
+        for group in self._states:
+            read = self.groups[group].first_live(min(tokens, seq.num_tokens), self.block)
+            starts[group] = max(starts[group], read)
+            lacking[group] = max(0, need - starts[group])
         shared = [self._is_shared(group, seq) for group in range(len(self.groups))]
         wanted = [lack + copy for lack, copy in zip(lacking, shared, strict=True)]
         if any(want > pool.num_free for want, pool in zip(wanted, self.pools, strict=True)):
             return False
-        for group, (table, copy) in enumerate(zip(seq.tables, shared, strict=True)):
+        for group, (table, copy, start) in enumerate(zip(seq.tables, shared, starts, strict=True)):
             if copy:
                 self._copy_on_write(seq, group, at)
             while table.length < need:
-                table.append(self.allocate(seq, group))
+                table.append(self.allocate(seq, group) if table.length >= start else NONE)
         seq.alone_in = at
         return True
+
+    def keep_hits(self, seq: Sequence, tokens: int) -> None:
+        """Hold the blocks, left out by extend(seq, tokens), that prefix hits go on from: that of the same
+        prompt, and of prompts that begin like it as far as is known. Where there are free ones."""
+        if not self._states or not self.prefix_cache or tokens <= seq.computed + 1:
+            return
+        known, of_prompt = min(tokens, seq.num_tokens), (seq.prompt_tokens - 1) // self.block - 1
+        chain = self.prefixes.chain(seq, known // self.block)
+        for group in self._states:
+            table = seq.tables[group]
+            for i in range(seq.computed // self.block, self.groups[group].first_live(known, self.block)):
+                is_read = i == of_prompt or self.prefixes.is_wanted(chain[i])
+                if is_read and table.ids[i] == NONE and self.pools[group].num_free:
+                    table.replace(i, self.allocate(seq, group))
 
     def advance(self, seq: Sequence, computed: int) -> None:
         """Record that tokens up to `computed` are in the cache.
 
-        Blocks that filled are sealed; those that a window or a tail has left behind are given back.
+        Blocks that filled are sealed; those that are not read any more, in groups that keep a part of the
+        tokens, are given back.
         """
         full_before, full_now = seq.computed // self.block, computed // self.block
         seq.computed = computed
@@ -123,15 +145,18 @@ class Cache:
             chain = self.prefixes.chain(seq, full_now)
             for group, table, pool in zip(self.groups, seq.tables, self.pools, strict=True):
                 for i in range(full_now if group.tail else max(full_before, table.first), full_now):
-                    self._seal(pool, table, i, chain[i])
+                    if table.ids[i] != NONE:
+                        self._seal(pool, table, i, chain[i])
             self.prefixes.arrive(seq, full_now)
+            self.prefixes.remember(chain[full_before:full_now])
         for group, table, pool in zip(self.groups, seq.tables, self.pools, strict=True):
             if group.is_full:
                 continue
             first = group.first_live(computed, self.block)
             while table.first < min(first, table.length):
-                pool.release(int(table.ids[table.first]))
-                table.ids[table.first] = 0
+                if table.ids[table.first] != NONE:
+                    pool.release(int(table.ids[table.first]))
+                table.ids[table.first] = NONE if group.state else 0
                 table.first += 1
 
     def trim(self, seq: Sequence) -> None:

@@ -17,7 +17,7 @@ class Pins:
     def __init__(self, groups: Seq[Group], block: int) -> None:
         self._groups, self._block = groups, block
         self._pinned: tuple[Sequence, ...] = ()  # replaced as a whole: any thread may read it
-        self._has_window = any(group.window is not None for group in groups)
+        self._has_parts = any(group.window is not None or group.state for group in groups)
 
     def add(self, seq: Sequence) -> None:
         self._pinned += (seq,)
@@ -54,8 +54,8 @@ class Pins:
 
     def _common(self, seq: Sequence, ids: np.ndarray) -> int:
         """Whole blocks at the start of both, but the prompt's last token, which no hit skips. A window's
-        blocks are there for a hit on the whole only."""
+        blocks, and a state's, are there for a hit on the whole only."""
         size = min(len(ids) - 1, seq.num_tokens)
         differ = np.flatnonzero(ids[:size] != seq.ids[:size])
         blocks = int(differ[0] if len(differ) else size) // self._block
-        return blocks if not self._has_window or blocks * self._block == seq.num_tokens else 0
+        return blocks if not self._has_parts or blocks * self._block == seq.num_tokens else 0

@@ -22,12 +22,12 @@ class Held:
 
 
 class Swap:
-    """num_places: for blocks of each group. most_tails: of a tail, no more than that."""
+    """num_places: for blocks of each group. most_single: of a tail or a state, no more than that."""
 
-    def __init__(self, cache: Cache, num_places: int = 0, most_tails: int | None = None) -> None:
+    def __init__(self, cache: Cache, num_places: int = 0, most_single: int | None = None) -> None:
         self._cache, self.num_places = cache, num_places
-        of_tail = num_places if most_tails is None else min(num_places, most_tails)
-        self.places = [of_tail if group.tail else num_places for group in cache.groups]
+        of_single = num_places if most_single is None else min(num_places, most_single)
+        self.places = [of_single if group.is_single else num_places for group in cache.groups]
         self._free = [list(range(count)) for count in self.places]
         self._held: dict[Sequence, Held] = {}
 

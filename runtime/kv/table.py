@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+NONE = -1  # in place of a block's id: there is no block, because nobody will read it
+
 
 class Table:
     """ids: i32, as the executor reads them; blocks before `first` are given back (a window's), and entries
-    outside [first, length) mean nothing but are valid ids. version: moves on when an entry that is read
+    outside [first, length) mean nothing but are valid ids. Within, an entry of a state may be NONE while a
+    step computes its tokens, which then leave nothing there. version: moves on when an entry that is read
     changes.
     """
 
@@ -24,7 +27,7 @@ class Table:
 
     def pop(self) -> int:
         """Take the last block off."""
-        assert self.length > self.first
+        assert self.length > self.first and self.ids[self.length - 1] != NONE
         self.length -= 1
         return self.ids.item(self.length)
 
@@ -42,4 +45,5 @@ class Table:
         self.first = first
 
     def live(self) -> list[int]:
-        return self.ids[self.first : self.length].tolist()
+        ids = self.ids[self.first : self.length]
+        return ids[ids != NONE].tolist()

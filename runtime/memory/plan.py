@@ -67,12 +67,14 @@ class Place:
 @dataclass(frozen=True)
 class GroupMemory:
     """A KV group's blocks. window: tokens that a query sees, None for all. tail: it holds a request's last
-    block alone, until that is full. block: tokens of one. bytes_per_token, block_bytes: of all its layers and
-    streams, with scales, a block's rounded up to 64."""
+    block alone, until that is full. state: it holds the block of a request's last token, from which a
+    recurrence goes on, and takes no more for more tokens. block: tokens of one. bytes_per_token, block_bytes:
+    of all its layers and streams, with scales, a block's rounded up to 64."""
 
     layers: int
     window: int | None
     tail: bool
+    state: bool
     block: int
     bytes_per_token: float
     block_bytes: int
@@ -82,9 +84,15 @@ class GroupMemory:
     def num_bytes(self) -> int:
         return self.blocks * self.block_bytes
 
+    @property
+    def is_single(self) -> bool:
+        """Whether a request keeps one block of it, however many tokens it has."""
+        return self.tail or self.state
+
     def most_blocks(self, tokens: int, step_tokens: int) -> int:
         """The most that a request of `tokens` holds at once."""
-        return Group(self.blocks, self.window, self.tail).most_blocks(tokens, step_tokens, self.block)
+        group = Group(self.blocks, self.window, self.tail, self.state)
+        return group.most_blocks(tokens, step_tokens, self.block)
 
 
 @dataclass(frozen=True)
@@ -93,7 +101,7 @@ class MemoryPlan:
     is touched.
 
     weight_bytes: None in an artifact of shapes alone. swap_blocks: places on the host, of every group; of
-    tails there may be fewer.
+    tails and states there may be fewer.
     kv_budget: bytes that the groups were made to fit, None where blocks were given or nothing was known.
     draft: of the model that drafts, None where there is none.
     unknown: what could not be found out, and what that means.
@@ -115,7 +123,7 @@ class MemoryPlan:
     def of(groups: Sequence[KVGroup], num_blocks: Sequence[int], **rest: Any) -> MemoryPlan:
         """With so many blocks of each group."""
         held = [
-            GroupMemory(g.layers, g.window, g.tail, g.block, g.bytes_per_token, g.block_bytes, count)
+            GroupMemory(g.layers, g.window, g.tail, g.state, g.block, g.bytes_per_token, g.block_bytes, count)
             for g, count in zip(groups, num_blocks, strict=True)
         ]
         return MemoryPlan(groups=tuple(held), **rest)
@@ -136,7 +144,7 @@ class MemoryPlan:
     @property
     def swap_places(self) -> list[int]:
         """Per group."""
-        return swap_places([group.tail for group in self.groups], self.swap_blocks, self.limits)
+        return swap_places([group.is_single for group in self.groups], self.swap_blocks, self.limits)
 
     @property
     def total_bytes(self) -> int:

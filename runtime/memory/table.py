@@ -41,8 +41,9 @@ def table(plan: MemoryPlan, lengths: Sequence[int]) -> str:
 
 def _rows(plan: MemoryPlan) -> list[Row]:
     limits, work, place = plan.limits, plan.workspace, plan.place
-    tails = " but tails" if any(group.tail for group in plan.groups) else ""
-    blocks = f"{plan.swap_blocks:,} blocks of every group{tails}"
+    few = [name for name in ("tail", "state") if any(getattr(group, name) for group in plan.groups)]
+    but = f" but {' and '.join(f'{name}s' for name in few)}" if few else ""
+    blocks = f"{plan.swap_blocks:,} blocks of every group{but}"
     swap = [("swap", blocks, plan.swap_bytes)] * (plan.swap_blocks > 0)
     shared = place.host_bytes is None
     free = plan.free_bytes
@@ -75,6 +76,8 @@ def _group(group: GroupMemory) -> str:
     lifetime = "full" if group.window is None else f"window {group.window:,}"
     lifetime = "tail" if group.tail else lifetime
     layers = f"{group.layers} layer{'s' * (group.layers > 1)}"
+    if group.state:
+        return f"{layers}, state: {group.blocks:,} blocks of {group.block_bytes:,} bytes"
     return (
         f"{layers}, {lifetime}, {group.bytes_per_token:,} bytes per token: {group.blocks:,} blocks of "
         f"{group.block}"

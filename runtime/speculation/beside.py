@@ -36,7 +36,7 @@ def open_engine(
     blocks, groups = memory.draft.blocks, manifest.kv_groups
     if len(blocks) != len(groups):
         raise ArtifactError("another artifact was put in its place", where=path, todo="Try again")
-    held = [Group(count, g.window, g.tail) for count, g in zip(blocks, groups, strict=True)]
+    held = [Group(count, g.window, g.tail, g.state) for count, g in zip(blocks, groups, strict=True)]
     cache = Cache(held, block=groups[0].block if groups else 16, salt=os.urandom(16))
     executor = CpuExecutor(drafter, limits, blocks, threads)
     model = manifest.model

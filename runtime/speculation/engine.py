@@ -153,6 +153,8 @@ class EngineDrafter:
                 chunks.append(Chunk(shadow, count, range(0), int(count == shadow.lacks)))
                 budget -= count
         chunks = [chunk for chunk in chunks if chunk.seq.tables]  # but those that others took blocks from
+        for chunk in chunks:
+            self.cache.keep_hits(chunk.seq, chunk.seq.computed + chunk.count)
         start = time.monotonic()
         self._step(chunks)
         if any(chunk.count > PROMPT_TOKENS for chunk in chunks):

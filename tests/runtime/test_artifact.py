@@ -138,7 +138,7 @@ def test_a_changed_manifest_is_found(tmp_path):
         (b"{}", "'format' is missing"),
         (b'{"format": "octavo", "version": 9, "version": 1}', "a key occurs twice among"),
         (b'{"format": "gguf"}', "must be 'octavo'"),
-        (b'{"format": "octavo", "version": 3}', "format version 3; this runtime reads 1 and 2.*or compile"),
+        (b'{"format": "octavo", "version": 4}', "format version 4; .* reads 1, 2 and 3.*or compile"),
         (b'{"format": "octavo", "version": true}', "must be an integer"),
         (b'{"format": "octavo", "version": 1, "digest": "x"}', "its digest is"),
         (b'{"format": "octavo", "version": 1, "name": "\\ud800"}', "cannot be hashed"),
@@ -200,6 +200,53 @@ def test_a_tail_is_of_one_group_and_plain(tmp_path, groups, said):
 def test_a_version_without_tails_is_read(tmp_path):
     raw = made.manifest(made.default_files(), version=1)
     assert not Artifact.open(made.write(tmp_path, raw=raw)).manifest.kv_groups[0].tail
+
+
+# 2 layers of 4 + 6 + 2 numbers of f32 for each of 16 tokens, and a state of 2 heads of 12 for all of them
+STREAMS = [
+    {"name": name, "dtype": "f32", "per": "token", "heads": heads, "head_size": size}
+    for name, heads, size in (("key", 1, 4), ("value", 2, 3), ("decay", 2, 1))
+]
+BEFORE = {"name": "state", "dtype": "f32", "per": "block", "heads": 2, "head_size": 12}
+STATE = {
+    "layers": 2,
+    "window": None,
+    "tail": False,
+    "state": True,
+    "block": 16,
+    "bytes_per_token": 0,
+    "block_bytes": 1728,  # 2 * 4 * (16 * 12 + 24)
+    "streams": [*STREAMS, BEFORE],
+}
+
+
+def test_a_state_takes_no_bytes_for_a_token(tmp_path):
+    raw = made.manifest(made.default_files(), version=3, kv_groups=[PACKED, STATE, TAIL])
+    found = Artifact.open(made.write(tmp_path, raw=raw)).manifest.kv_groups
+    assert [(g.state, g.tail, g.bytes_per_token, g.block_bytes) for g in found] == [
+        (False, False, 84, 1344), (True, False, 0, 1728), (False, True, 192, 3072),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"state": False}, "without one per block"),
+        ({"state": 1}, "'state' must be true or false"),
+        ({"tail": True}, "'tail' must be false: it is a state"),
+        ({"window": 9}, "'window' must be null: it is a state"),
+        ({"bytes_per_token": 108}, "'bytes_per_token' must be 0"),
+        ({"block_bytes": 1664}, "'block_bytes' must be an integer from 1728"),
+        ({"streams": STREAMS}, "with one per block: it is a state"),
+        ({"streams": [*STREAMS, BEFORE, BEFORE]}, "with one per block: it is a state"),
+        ({"streams": [*STREAMS, BEFORE | {"dtype": "bf16"}]}, "'dtype' must be f32"),
+        ({"streams": [STREAMS[0] | {"per": "channel"}, BEFORE]}, "u4 and u2 alone"),
+    ],
+)
+def test_a_state_is_plain_and_its_own(tmp_path, change, said):
+    raw = made.manifest(made.default_files(), version=3, kv_groups=[STATE | change])
+    with pytest.raises(ArtifactError, match=said):
+        Artifact.open(made.write(tmp_path, raw=raw))
 
 
 @pytest.mark.parametrize(
