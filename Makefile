@@ -88,7 +88,7 @@ page-picture: page
 	profile=$$(mktemp -d) && chromium --headless --no-sandbox --disable-gpu --disable-quic --no-first-run \
 	--disable-background-networking --disable-component-update --disable-sync --hide-scrollbars \
 	--user-data-dir=$$profile --window-size=1280,940 --virtual-time-budget=5000 --screenshot=docs/inspect.png \
-	'file://$(CURDIR)/$(PAGE)#graph?stage=14-page_kv&op=%25l1.self_attn' ; rm -rf $$profile
+	'file://$(CURDIR)/$(PAGE)#graph?stage=15-page_kv&op=%25l1.self_attn' ; rm -rf $$profile
 
 lint: .venv/installed
 	$(BIN)/ruff check .

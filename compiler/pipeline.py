@@ -32,6 +32,7 @@ from passes.plan_memory import PlanMemory
 from passes.quantize_activations import QuantizeActivations
 from passes.quantize_kv import NONE, QuantizeKv
 from passes.quantize_weights import QuantizeWeights
+from passes.scan_tokens import ScanTokens
 from passes.select_rows import SelectRows
 from passes.shift_tokens import ShiftTokens
 
@@ -63,6 +64,7 @@ def pipeline(
         Dce(),
         FuseAttention(read=read),
         ShiftTokens(),
+        ScanTokens(read=read),
         Dce(),
         FuseNorm(),
         FuseRope(),

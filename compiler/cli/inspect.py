@@ -111,7 +111,7 @@ def command(
 
     octavo inspect model.octavo --diff 07 fuse_norm
 
-    octavo inspect model.octavo --ir 12 --graph paged.dot
+    octavo inspect model.octavo --ir 13 --graph paged.dot
 
     octavo inspect model.octavo --html model.html
 

@@ -17,7 +17,7 @@ TODO = "Compile the model with --dump-ir DIR to keep the graph after every pass"
 
 @dataclass(frozen=True)
 class StageFile:
-    """name: 08-fuse_norm, of a pass (draft-08-fuse_norm: of the draft's); or graph, or graph-TARGET where
+    """name: 09-fuse_norm, of a pass (draft-09-fuse_norm: of the draft's); or graph, or graph-TARGET where
     there are several targets; or graph-draft.
     """
 

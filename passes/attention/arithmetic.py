@@ -235,9 +235,16 @@ def _div(a: Any, b: Any) -> Any:
 
 
 def _pow(a: Any, b: Any) -> Any:
+    """A positive number, or a head's, to the power of positions is one of e."""
     if b.is_Integer and b >= 0:
         return sympy.expand(a**b)
+    if b.free_symbols and _ordinary(b) and a.is_Rational and a > 0:
+        return sympy.exp(sympy.expand(b * exact(math.log(a))))
     return _constant(math.pow)(a, b)
+
+
+def _exp(a: Any) -> Any:
+    return sympy.exp(sympy.expand(a)) if a.free_symbols else _constant(math.exp)(a)
 
 
 def _tanh(a: Any) -> Any:
@@ -287,7 +294,7 @@ _NUMERIC: dict[str, Callable[..., Any]] = {
     "mod": _mod,
     "floor": _floor,
     "tanh": _tanh,
-    "exp": _constant(math.exp),
+    "exp": _exp,
     "log": _constant(log),
     "sqrt": _constant(math.sqrt),
     "rsqrt": _constant(rsqrt),

@@ -83,15 +83,16 @@ def _check_finite(value: Value, producer: Callable[[Arg], Op | None]) -> None:
 def as_many(parts: list[Any], view: View) -> list[Any]:
     """Each [1,heads,S,D] with as many heads as the one that has most."""
     most = max(shape_of(p)[1] for p in parts)
-    return [_repeated(p, most, view) for p in parts]
+    return [repeated(p, most, view) for p in parts]
 
 
-def _repeated(x: Any, heads: int, view: View) -> Any:
+def repeated(x: Any, heads: int, view: View) -> Any:
+    """Each of the heads of x [1,heads,S,D] as often as makes so many. Raises NoBias where none does."""
     _, here, length, size = shape_of(x)
     if here == heads:
         return x
     if heads % here:
-        raise NoBias(f"{here} heads of keys and {heads} of what is added to scores do not go together")
+        raise NoBias(f"{here} and {heads} heads do not go together")
     one = view.op("reshape", x, shape=(1, here, 1, length, size))
     many = view.op("expand", one, shape=(1, here, heads // here, length, size))
     return view.op("reshape", many, shape=(1, heads, length, size))

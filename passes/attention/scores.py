@@ -69,7 +69,7 @@ def read_scores(element: Element, has_dot: bool = True) -> Scores:
     kept = [(leaf, guard) for leaf, guard in element.items if not _is_hidden(leaf)]
     if not kept:
         raise MaskRefused("the mask hides every key")
-    forms = {sympy.expand(_on_past_keys(leaf)) for leaf, _ in kept}
+    forms = {sympy.expand(on_past_keys(leaf)) for leaf, _ in kept}
     if len(forms) > 1:
         shown = ", ".join(sorted(_show(f) for f in forms)[:4])
         raise MaskRefused(
@@ -110,7 +110,7 @@ def _without_row_terms(leaf: Any) -> Any:
     return sympy.Add(*(t for t in terms_of(leaf) if not _is_row_term(t)))
 
 
-def _on_past_keys(leaf: Any) -> Any:
+def on_past_keys(leaf: Any) -> Any:
     """The leaf with each maximum and minimum decided for k <= q: no later key may count anyway."""
     for choice in sorted(leaf.atoms(sympy.Max, sympy.Min), key=str):
         a, *others = choice.args

@@ -154,7 +154,7 @@ def test_every_stage_shows_its_graph(browser: Browser, staged: Staged) -> None:
 
 def test_ops_are_put_together_again(browser: Browser, staged: Staged) -> None:
     """From templates and names: each op's line as the IR prints it, but for the order of attributes."""
-    for name in ("00-imported", "14-page_kv", "29-plan_memory", "30-plan_memory"):
+    for name in ("00-imported", "15-page_kv", "30-plan_memory", "31-plan_memory"):
         script = f"graphOf(stageNamed('{name}').graph).ops.map((op) => [opText(op), op.fullLoc])"
         ops = staged.graphs[name].ops
         found = [(sorted(re.split(r"[{}, ]+", text)), loc) for text, loc in browser.run(script)]
@@ -163,8 +163,8 @@ def test_ops_are_put_together_again(browser: Browser, staged: Staged) -> None:
 
 
 def test_layers_that_do_the_same_are_one(browser: Browser) -> None:
-    browser.show(place("graph", stage="14-page_kv"))
-    paths = browser.run("graphOf(stageNamed('14-page_kv').graph).sections.map((s) => [s.path, s.template])")
+    browser.show(place("graph", stage="15-page_kv"))
+    paths = browser.run("graphOf(stageNamed('15-page_kv').graph).sections.map((s) => [s.path, s.template])")
     template = {path.rpartition(".")[2]: number for path, number in paths}
     assert template["0"] == template["2"] != template["1"] == template["3"] == template["4"]
     heads = browser.run("[...document.querySelectorAll('.toggle strong')].map((x) => x.textContent)")
@@ -172,9 +172,9 @@ def test_layers_that_do_the_same_are_one(browser: Browser) -> None:
 
 
 def test_an_op_shows_what_it_reads_and_what_reads_it(browser: Browser, staged: Staged) -> None:
-    graph = staged.graphs["12-dce"]
+    graph = staged.graphs["13-dce"]
     op = next(op for op in graph.ops if op.kind == "attention" and op.loc.endswith(".2"))
-    browser.show(place("graph", stage="12-dce", op=f"%{op.out.name}"))
+    browser.show(place("graph", stage="13-dce", op=f"%{op.out.name}"))
     marked = "[...document.querySelectorAll('.op.{}')].map((row) => row.dataset.value)"
     producers = {f"%{value.name}" for value in op.values}
     consumers = {f"%{user.out.name}" for user in graph.users()[op.out.name]}
@@ -188,7 +188,7 @@ def test_an_op_shows_what_it_reads_and_what_reads_it(browser: Browser, staged: S
 
 
 def test_the_keyboard_reaches_ops(browser: Browser) -> None:
-    browser.show(place("graph", stage="12-dce"))
+    browser.show(place("graph", stage="13-dce"))
     browser.run("document.querySelector('.op[tabindex]').focus()")
     rows = browser.run("[...document.querySelectorAll('.op[tabindex]')].map((row) => row.dataset.value)")
     browser.key("ArrowDown", 40)
@@ -199,17 +199,17 @@ def test_the_keyboard_reaches_ops(browser: Browser) -> None:
 
 
 def test_search_finds_ops_in_all_layers(browser: Browser, staged: Staged) -> None:
-    norms = sum(op.kind == "rms_norm" for op in staged.graphs["12-dce"].ops)
-    browser.show(place("graph", stage="12-dce", find="rms_norm"))
+    norms = sum(op.kind == "rms_norm" for op in staged.graphs["13-dce"].ops)
+    browser.show(place("graph", stage="13-dce", find="rms_norm"))
     assert browser.run("document.querySelector('.found').dataset.found") == str(norms)
-    browser.show(place("graph", stage="12-dce", find="l3.up linear"))
+    browser.show(place("graph", stage="13-dce", find="l3.up linear"))
     rows = browser.run("[...document.querySelectorAll('.op[tabindex]')].map((row) => row.dataset.value)")
     assert rows == ["%l3.up"]
     assert browser.run("document.querySelector('.group select').value") == f"{LAYERS}.3"
 
 
 @pytest.mark.parametrize(
-    ("a", "b"), [("07-dce", "12-dce"), ("graph-cpu", "00-imported"), ("graph-cpu", "graph-cuda-sm_90")]
+    ("a", "b"), [("08-dce", "13-dce"), ("graph-cpu", "00-imported"), ("graph-cpu", "graph-cuda-sm_90")]
 )
 def test_a_difference_is_that_of_the_command(
     browser: Browser, staged: Staged, capsys: pytest.CaptureFixture[str], a: str, b: str
@@ -227,7 +227,7 @@ def test_a_difference_is_that_of_the_command(
 
 @pytest.mark.parametrize(("target", "sizes"), [("cpu", (33, 7, 5)), ("cuda:sm_90", (64, 16, 32))])
 def test_memory_over_time(browser: Browser, staged: Staged, target: str, sizes: tuple[int, ...]) -> None:
-    names = {"cpu": "29-plan_memory", "cuda:sm_90": "30-plan_memory"}
+    names = {"cpu": "30-plan_memory", "cuda:sm_90": "31-plan_memory"}
     graph, device = staged.graphs[names[target]], "cpu" if target == "cpu" else "gpu"
     rounded = {name: -(-size // 16) * 16 for name, size in zip("TRQ", sizes, strict=True)}
     browser.show(place("memory", target=target, T=sizes[0], R=sizes[1], Q=sizes[2]))
@@ -265,7 +265,7 @@ def test_an_artifact_without_stages(browser: Browser, page: Path, tmp_path: Path
     browser.open(url(out))
     assert "--dump-ir" in browser.run("document.getElementById('view').textContent")
     browser.show("#graph")
-    num_ops = len(bare.graphs["29-plan_memory"].ops)
+    num_ops = len(bare.graphs["30-plan_memory"].ops)
     assert browser.run("document.querySelector('.total').dataset.ops") == str(num_ops)
     browser.show("#diff")
     assert browser.run("document.querySelectorAll('.group.quiet').length") == 1

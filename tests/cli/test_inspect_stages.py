@@ -51,16 +51,16 @@ def test_stages_are_listed_with_their_ops(plain: Staged, capsys: pytest.CaptureF
     assert "00-imported" in said(capsys, plain.path, "--stages").splitlines()[0]
 
 
-@pytest.mark.parametrize("wanted", ["08-fuse_norm", "8", "08", "fuse_norm"])
+@pytest.mark.parametrize("wanted", ["09-fuse_norm", "9", "09", "fuse_norm"])
 def test_a_stage_has_three_names(plain: Staged, capsys: pytest.CaptureFixture[str], wanted: str) -> None:
-    assert said(capsys, plain.path, "--ir", wanted) == print_graph(plain.graphs["08-fuse_norm"])
+    assert said(capsys, plain.path, "--ir", wanted) == print_graph(plain.graphs["09-fuse_norm"])
     found = told(capsys, plain.path, "--ir", wanted)
-    assert (found["stage"], parse(found["ir"])) == ("08-fuse_norm", plain.graphs["08-fuse_norm"])
+    assert (found["stage"], parse(found["ir"])) == ("09-fuse_norm", plain.graphs["09-fuse_norm"])
 
 
 def test_each_layer_is_shown_once(plain: Staged, capsys: pytest.CaptureFixture[str]) -> None:
-    found = told(capsys, plain.path, "--diff", "7", "12")
-    counts = [Counter(op.kind for op in plain.graphs[name].ops) for name in ("07-dce", "12-dce")]
+    found = told(capsys, plain.path, "--diff", "8", "13")
+    counts = [Counter(op.kind for op in plain.graphs[name].ops) for name in ("08-dce", "13-dce")]
     assert found["kinds"] == {
         kind: {"before": counts[0][kind], "after": counts[1][kind]} for kind in counts[0] | counts[1]
     }
@@ -78,7 +78,7 @@ def test_each_layer_is_shown_once(plain: Staged, capsys: pytest.CaptureFixture[s
 
 
 def test_a_difference_as_text(plain: Staged, capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, plain.path, "--diff", "7", "12")
+    text = said(capsys, plain.path, "--diff", "8", "13")
     assert "\x1b" not in text  # colours are for terminals
     lines = text.splitlines()
     assert any(line.startswith("model.layers.0  (the same in model.layers.1-3)") for line in lines)
@@ -99,7 +99,7 @@ def test_what_changed_of_an_op(plain: Staged, capsys: pytest.CaptureFixture[str]
 
 
 def test_both_ways_are_one_difference(mixed: Staged, capsys: pytest.CaptureFixture[str]) -> None:
-    there, back = (told(capsys, mixed.path, "--diff", *pair) for pair in (("7", "graph"), ("graph", "7")))
+    there, back = (told(capsys, mixed.path, "--diff", *pair) for pair in (("8", "graph"), ("graph", "8")))
     assert (there["removed"], there["added"]) == (back["added"], back["removed"]) != (0, 0)
     assert (there["changed"], there["same"]) == (back["changed"], back["same"])
 
@@ -113,14 +113,14 @@ def test_targets_differ_in_the_memory_plan_alone(mixed: Staged, capsys: pytest.C
 
 def test_layers_of_two_kinds_are_told_apart(mixed: Staged, capsys: pytest.CaptureFixture[str]) -> None:
     """Which are windowed and which are not, is what the layers of a model with two KV groups differ in."""
-    found = told(capsys, mixed.path, "--diff", "13", "14")
+    found = told(capsys, mixed.path, "--diff", "14", "15")
     alike = [group["sections"] for group in found["groups"] if "model.layers.0" in group["sections"]]
     assert alike == [["model.layers.0", "model.layers.2"]]
-    assert "model.layers.0  (the same in model.layers.2)" in said(capsys, mixed.path, "--diff", "13", "14")
+    assert "model.layers.0  (the same in model.layers.2)" in said(capsys, mixed.path, "--diff", "14", "15")
 
 
 def test_layers_of_two_kinds_may_change_alike(mixed: Staged, capsys: pytest.CaptureFixture[str]) -> None:
-    found = told(capsys, mixed.path, "--diff", "18", "23")  # an activation into the linear before it
+    found = told(capsys, mixed.path, "--diff", "19", "24")  # an activation into the linear before it
     alike = [group["sections"] for group in found["groups"] if "model.layers.0" in group["sections"]]
     assert alike == [[f"model.layers.{n}" for n in range(3)]]  # of the last, rows are chosen
 
@@ -176,8 +176,8 @@ def test_dot_has_a_cluster_per_layer(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--ir", "30"), "has no stage '30'; it has 00-imported, "),
-        (("--ir", "dce"), "'dce' is 4 stages: 04-dce, 07-dce, 12-dce, 27-dce. Give a number."),
+        (("--ir", "31"), "has no stage '31'; it has 00-imported, "),
+        (("--ir", "dce"), "'dce' is 4 stages: 04-dce, 08-dce, 13-dce, 28-dce. Give a number."),
         (("--diff", "0", "nope"), "has no stage 'nope'"),
         (("--graph", "x.svg"), "x.svg: the file's name ends in '.svg'. Name it with .dot or .graphml."),
         (("--graph", "no/such/x.dot"), "there is no such directory"),
@@ -203,7 +203,7 @@ def test_without_stages_it_says_what_to_do(tmp_path: Path, capsys: pytest.Captur
     assert "--dump-ir" in " ".join(said(capsys, bare.path).split())
 
 
-@pytest.mark.parametrize("options", [[], ["--ir", "8"]])
+@pytest.mark.parametrize("options", [[], ["--ir", "9"]])
 def test_reading_text_loads_nothing_heavy(plain: Staged, options: list[str]) -> None:
     code = (
         "import sys; from compiler.cli.main import main\n"

@@ -1,4 +1,4 @@
-// Which view is shown: the address says it, so that every view has a link. #graph?stage=08-fuse_norm&op=%25x
+// Which view is shown: the address says it, so that every view has a link. #graph?stage=09-fuse_norm&op=%25x
 
 const VIEWS = {
   overview: ["Overview", overviewView],

@@ -1,0 +1,220 @@
+"""Write what adds up over the tokens so far as linear recurrences: running sums, and attention without a
+softmax.
+
+(q k^T * D) v, where D is 0 for later keys and a ** (q - k) for the others, with a number a for each head, is
+a recurrence with that decay: linear attention (arXiv 2006.16236) and retention (arXiv 2307.08621) as they are
+trained. Its sum over the keys, which some divide by, is the same with ones for values. So nothing of S x S is
+kept, and the state is paged as any recurrence's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import sympy
+
+from ir.dims import product, symbol
+from ir.graph import Arg, Graph, Op, Scalar, Value
+from ir.interpret import WeightReader
+from ir.predicates import CAUSAL, KEY, QUERY
+from ir.rewrite import Miss, Rule, View, rewrite
+from passes.attention.cases import Cases
+from passes.attention.elements import HEAD, Elements, Unreadable
+from passes.attention.heads import find_heads
+from passes.attention.indexing import broadcast, unflatten
+from passes.attention.keyed import NoBias, as_many, repeated
+from passes.attention.prover import OUT, SIZE, Prover
+from passes.attention.scores import on_past_keys
+from passes.attention.tables import Tables
+from passes.base import Pass, PassError, Result, result
+from passes.match import attribute, is_float, shape
+
+S = symbol("S")
+
+
+@dataclass(frozen=True)
+class ScanTokens(Pass):
+    """read: finds a weight's array by name, for masks that are arrays. The pipeline hands it over."""
+
+    read: WeightReader | None = field(default=None, repr=False, compare=False)
+
+    def run(self, graph: Graph) -> Result:
+        prover = Prover(graph, Tables(self.read))
+        rules = (
+            Rule("running sum", ("cumsum",), _running_sum),
+            Rule("linear attention", ("matmul",), partial(_linear_attention, prover)),
+            Rule("sum of linear attention", ("sum",), partial(_total, prover)),
+        )
+        return result(rewrite(graph, rules))
+
+
+def _running_sum(op: Op, view: View) -> Arg | None:
+    """The sum of x [1,..,S,..] over the tokens up to each."""
+    x, axis, sizes = op.args[0], attribute(op, "axis"), shape(op.out)
+    if not is_float(x) or sizes[axis] != S or axis == 0 or sizes[0] != 1:
+        return None
+    before, after = product(sizes[1:axis]), product(sizes[axis + 1 :])
+    if not isinstance(before, int) or not isinstance(after, int):
+        return None
+    if after > 1 or before == 1:
+        rows = view.op("reshape", x, shape=(1, before, S, after))
+        found = view.op("transpose", _summed(rows, view), perm=(0, 2, 1, 3))
+        return view.op("reshape", found, shape=sizes)
+    turned = view.op("transpose", view.op("reshape", x, shape=(1, before, S)), perm=(0, 2, 1))
+    found = _summed(view.op("reshape", turned, shape=(1, 1, S, before)), view)
+    back = view.op("transpose", view.op("reshape", found, shape=(1, S, before)), perm=(0, 2, 1))
+    return view.op("reshape", back, shape=sizes)
+
+
+def _summed(rows: Value, view: View) -> Value:
+    """[1,S,H,V] of rows [1,H,S,V]."""
+    ones = view.op("full", shape=(1, 1, S, 1), value=1.0, dtype="f32")
+    kept = view.op("full", shape=(1, shape(rows)[1], S, 1), value=0.0, dtype="f32")
+    return view.op("recurrence", ones, ones, rows, kept)
+
+
+def _linear_attention(prover: Prover, op: Op, view: View) -> Arg | Miss | None:
+    """Scores [..,S,S] times v [..,S,E]."""
+    sizes, factors = shape(op.out), shape(op.args[0])
+    if isinstance(sizes[-2], int) or len(factors) < 2 or isinstance(factors[-1], int):
+        return None
+    return _replaced(prover, op, op.args[0], op.args[1], sizes[:-1], view)
+
+
+def _total(prover: Prover, op: Op, view: View) -> Arg | Miss | None:
+    """The sum of scores [..,S,S] over the keys."""
+    sizes = shape(op.args[0])
+    if len(sizes) < 2 or isinstance(sizes[-1], int) or isinstance(sizes[-2], int):
+        return None
+    if tuple(attribute(op, "axes")) != (len(sizes) - 1,):
+        return None
+    return _replaced(prover, op, op.args[0], None, sizes[:-1], view)
+
+
+def _replaced(
+    prover: Prover, op: Op, scores: Arg, v: Arg, rows: tuple[Any, ...], view: View
+) -> Arg | Miss | None:
+    """rows: sizes of the result's axes up to the query's. v: None for ones."""
+    *lead, length = rows
+    heads = product(tuple(lead))
+    if not isinstance(heads, int):
+        return None
+    size = 1 if v is None else shape(op.out)[-1]
+    elements = prover.elements(view, prover.sizes(length, h=heads, e=size))
+    try:
+        found = _Scores.of(prover, op, scores, elements, tuple(lead), view)
+        if found is None:
+            return None
+        return _emit(op, found, elements, v, length, view)
+    except (NotLinear, NoBias) as reason:
+        return Miss("linear attention", op, str(reason))
+
+
+class NotLinear(Exception):
+    """The pattern began to match; why it does not."""
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """scale * dot * exp(rate * (q - k)) for keys up to the query's, 0 for later ones.
+
+    dot: the symbol of query times key. rate: a number, or one times a head's symbol.
+    """
+
+    dot: Any
+    scale: Any
+    rate: Any
+    lead: tuple[Any, ...]
+
+    @staticmethod
+    def of(
+        prover: Prover, op: Op, scores: Arg, elements: Elements, lead: tuple[Any, ...], view: View
+    ) -> _Scores | None:
+        """None where they are no masked product at all."""
+        index = unflatten(HEAD, lead, elements.sizes)
+        try:
+            element = elements.at(scores, broadcast((*index, QUERY, KEY), shape(scores)))
+        except Unreadable:
+            return None
+        if not isinstance(element, Cases):
+            return None
+        kept = [(leaf, guard) for leaf, guard in element.items if leaf != 0]
+        dots = {s for leaf, _ in kept for s in leaf.free_symbols if _is_product(s, elements)}
+        if len(dots) != 1:
+            return None
+        (dot,) = dots
+        if len(kept) != 1:
+            raise NotLinear("what scores are multiplied by depends on positions in other ways than a decay")
+        ((leaf, keep),) = kept
+        try:
+            predicate, _ = prover.proved(op, keep, elements.sizes[QUERY], view)
+        except PassError as refused:
+            raise NotLinear(refused.reason) from None
+        if predicate != CAUSAL:
+            raise NotLinear(f"scores count where {predicate}, not for all keys up to the query")
+        factor = sympy.powsimp(sympy.expand(on_past_keys(leaf) / dot), combine="exp")
+        scale, rest = factor.as_coeff_Mul()
+        rate = sympy.Integer(0) if rest == 1 else _rate(rest)
+        return _Scores(dot, scale, rate, index)
+
+
+def _is_product(symbol: Any, elements: Elements) -> bool:
+    source = elements.opaque.get(symbol)
+    return source is not None and source.op.kind == "matmul"
+
+
+def _rate(factor: Any) -> Any:
+    """rate of exp(rate * (q - k)). Raises NotLinear for any other factor."""
+    if isinstance(factor, sympy.exp):
+        rate = sympy.expand(factor.args[0]).coeff(QUERY)
+        heads = [s for s in rate.free_symbols if not s.name.startswith("head")]
+        if not heads and sympy.expand(factor.args[0] - rate * (QUERY - KEY)) == 0:
+            return rate
+    raise NotLinear(f"scores are multiplied by {factor}, which is no decay with the distance")
+
+
+def _emit(op: Op, found: _Scores, elements: Elements, v: Arg, length: Any, view: View) -> Value:
+    heads, source = elements.sizes[HEAD], elements.opaque[found.dot]
+    *lead, row, column = source.index
+    if {row, column} != {QUERY, KEY}:
+        raise NotLinear("the scores are not a product of queries and keys at their own positions")
+    x, y = source.op.args
+    sizes = {**elements.sizes, SIZE: shape(x)[-1]}
+    left = _heads(x, (*lead, row, SIZE), row, sizes, view)
+    right = _heads(y, (*lead, SIZE, column), column, sizes, view)
+    q, k = (left, right) if row == QUERY else (right, left)
+    q, k = as_many([q, k], view)
+    if found.scale != 1:
+        q = view.op("mul", q, Scalar(float(found.scale)))
+    if v is None:
+        values = view.op("full", shape=(1, heads, length, 1), value=1.0, dtype="f32")
+    else:
+        index = broadcast((*found.lead, KEY, OUT), shape(v))
+        values = repeated(_heads(v, index, KEY, elements.sizes, view, OUT), heads, view)
+    out = view.op("recurrence", q, k, values, _decay(found.rate, elements, length, view))
+    turned = view.op("transpose", out, perm=(0, 2, 1, 3))
+    return turned if turned.type == op.out.type else view.op("reshape", turned, shape=shape(op.out))
+
+
+def _heads(arg: Arg, index: Any, row: Any, sizes: Any, view: View, column: Any = SIZE) -> Value:
+    """[1,heads,S,size], a literal factor that was on the way in it."""
+    found = find_heads(arg, broadcast(index, shape(arg)), row, column, sizes, view.producer)
+    if found is None:
+        raise NotLinear(f"an operand {list(shape(arg))} does not split into heads")
+    value = found.emit(view.op)
+    return value if found.factor == 1 else view.op("mul", value, Scalar(float(found.factor)))
+
+
+def _decay(rate: Any, elements: Elements, length: Any, view: View) -> Value:
+    """[1,H,S,1] in log space."""
+    heads = elements.sizes[HEAD]
+    if not rate.free_symbols:
+        return view.op("full", shape=(1, heads, length, 1), value=float(rate), dtype="f32")
+    factor, head = rate.as_coeff_Mul()
+    if head not in elements.per_head:
+        raise NotLinear(f"the decay {rate} is no number for each head")
+    each = view.op("reshape", elements.per_head[head], shape=(1, heads, 1, 1))
+    each = each if factor == 1 else view.op("mul", each, Scalar(float(factor)))
+    return view.op("expand", each, shape=(1, heads, length, 1))
