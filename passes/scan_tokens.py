@@ -3,13 +3,14 @@ softmax.
 
 (q k^T * D) v, where D is 0 for later keys and a ** (q - k) for the others, with a number a for each head, is
 a recurrence with that decay: linear attention (arXiv 2006.16236) and retention (arXiv 2307.08621) as they are
-trained. Its sum over the keys, which some divide by, is the same with ones for values. So nothing of S x S is
-kept, and the state is paged as any recurrence's.
+trained. D may also be exp(c_q - c_k) where c is a running sum of what each token makes for each head (gated
+linear attention, arXiv 2312.06635; Mamba-2). The sum of scores over the keys, which some divide by, is the
+same with ones for values. So nothing of S x S is kept, and the state is paged as any recurrence's.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,7 @@ from ir.rewrite import Miss, Rule, View, rewrite
 from passes.attention.cases import Cases
 from passes.attention.elements import HEAD, Elements, Unreadable
 from passes.attention.heads import find_heads
-from passes.attention.indexing import broadcast, unflatten
+from passes.attention.indexing import Index, broadcast, pull, unflatten
 from passes.attention.keyed import NoBias, as_many, repeated
 from passes.attention.prover import OUT, SIZE, Prover
 from passes.attention.scores import on_past_keys
@@ -42,12 +43,13 @@ class ScanTokens(Pass):
 
     def run(self, graph: Graph) -> Result:
         prover = Prover(graph, Tables(self.read))
-        rules = (
-            Rule("running sum", ("cumsum",), _running_sum),
+        attentions = (
             Rule("linear attention", ("matmul",), partial(_linear_attention, prover)),
-            Rule("sum of linear attention", ("sum",), partial(_total, prover)),
+            Rule("linear attention", ("sum",), partial(_total, prover)),
         )
-        return result(rewrite(graph, rules))
+        found = result(rewrite(graph, attentions))  # which reads running sums
+        sums = result(rewrite(found.graph, (Rule("running sum", ("cumsum",), _running_sum),)))
+        return replace(sums, count=found.count + sums.count, misses=found.misses)
 
 
 def _running_sum(op: Op, view: View) -> Arg | None:
@@ -118,9 +120,10 @@ class NotLinear(Exception):
 
 @dataclass(frozen=True)
 class _Scores:
-    """scale * dot * exp(rate * (q - k)) for keys up to the query's, 0 for later ones.
+    """scale * dot * exp(decay) for keys up to the query's, 0 for later ones.
 
-    dot: the symbol of query times key. rate: a number, or one times a head's symbol.
+    dot: the symbol of query times key. rate: the decay over q - k, a number, or one times a head's symbol; or
+    the symbol of a running sum at the query, of which that at the key is taken.
     """
 
     dot: Any
@@ -156,7 +159,7 @@ class _Scores:
             raise NotLinear(f"scores count where {predicate}, not for all keys up to the query")
         factor = sympy.powsimp(sympy.expand(on_past_keys(leaf) / dot), combine="exp")
         scale, rest = factor.as_coeff_Mul()
-        rate = sympy.Integer(0) if rest == 1 else _rate(rest)
+        rate = sympy.Integer(0) if rest == 1 else _rate(rest, elements)
         return _Scores(dot, scale, rate, index)
 
 
@@ -165,14 +168,39 @@ def _is_product(symbol: Any, elements: Elements) -> bool:
     return source is not None and source.op.kind == "matmul"
 
 
-def _rate(factor: Any) -> Any:
-    """rate of exp(rate * (q - k)). Raises NotLinear for any other factor."""
+def _rate(factor: Any, elements: Elements) -> Any:
+    """The rate of a decay. Raises NotLinear for any other factor."""
     if isinstance(factor, sympy.exp):
-        rate = sympy.expand(factor.args[0]).coeff(QUERY)
-        heads = [s for s in rate.free_symbols if not s.name.startswith("head")]
-        if not heads and sympy.expand(factor.args[0] - rate * (QUERY - KEY)) == 0:
+        exponent = sympy.expand(factor.args[0])
+        rate = exponent.coeff(QUERY)
+        others = [s for s in rate.free_symbols if s not in elements.per_head]
+        if not others and sympy.expand(exponent - rate * (QUERY - KEY)) == 0:
             return rate
+        for row in exponent.free_symbols & elements.opaque.keys():
+            if exponent == row - _at_key(row, elements):
+                return row
     raise NotLinear(f"scores are multiplied by {factor}, which is no decay with the distance")
+
+
+def _at_key(row: Any, elements: Elements) -> Any:
+    """The symbol of the running sum at the key that `row` is at the query; 0 where it is none."""
+    op, index = _origin(row, elements)
+    if op.kind != "cumsum" or index[attribute(op, "axis")] != QUERY:
+        return sympy.Integer(0)
+    moved = (op, tuple(i.xreplace({QUERY: KEY}) for i in index))
+    return next((s for s in elements.opaque if _origin(s, elements) == moved), sympy.Integer(0))
+
+
+def _origin(symbol: Any, elements: Elements) -> tuple[Op, Index]:
+    """What a symbol stands for, before ops that move elements."""
+    source = elements.opaque[symbol]
+    op, index = source.op, source.index
+    while (moved := pull(op, op.outs[0].name, index, elements.sizes)) is not None:
+        before = elements.producer(moved[0])
+        if before is None or len(before.outs) > 1:
+            break
+        op, index = before, moved[1]
+    return op, index
 
 
 def _emit(op: Op, found: _Scores, elements: Elements, v: Arg, length: Any, view: View) -> Value:
@@ -210,6 +238,8 @@ def _heads(arg: Arg, index: Any, row: Any, sizes: Any, view: View, column: Any =
 def _decay(rate: Any, elements: Elements, length: Any, view: View) -> Value:
     """[1,H,S,1] in log space."""
     heads = elements.sizes[HEAD]
+    if rate in elements.opaque:
+        return _summed_up(rate, elements, view)
     if not rate.free_symbols:
         return view.op("full", shape=(1, heads, length, 1), value=float(rate), dtype="f32")
     factor, head = rate.as_coeff_Mul()
@@ -218,3 +248,14 @@ def _decay(rate: Any, elements: Elements, length: Any, view: View) -> Value:
     each = view.op("reshape", elements.per_head[head], shape=(1, heads, 1, 1))
     each = each if factor == 1 else view.op("mul", each, Scalar(float(factor)))
     return view.op("expand", each, shape=(1, heads, length, 1))
+
+
+def _summed_up(row: Any, elements: Elements, view: View) -> Value:
+    """What the running sum of a symbol adds up, [1,H,S,1]."""
+    op, index = _origin(row, elements)
+    found = find_heads(op.args[0], index, QUERY, None, elements.sizes, view.producer)
+    if found is None:
+        raise NotLinear("the decay is no number for each head and token")
+    each = found.emit(view.op)
+    each = each if found.factor == 1 else view.op("mul", each, Scalar(float(found.factor)))
+    return repeated(each, elements.sizes[HEAD], view)

@@ -1,8 +1,8 @@
 """What one element of a value is, as an expression over positions: producers are walked back from an index.
 
 The query's position is `q`, the key's `k`, the head `h`. Results of matmul and softmax, per-head numbers made
-from weights, and what depends on the key's token alone become symbols whose meaning is kept on the side. What
-cannot be followed is refused at its op.
+from weights, and what depends on the key's token alone, or the query's, become symbols whose meaning is kept
+on the side. What cannot be followed is refused at its op.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sympy
 
 from ir.dims import Bounds, free_names, symbol
 from ir.graph import Arg, Op, Scalar, Value, Weight
-from ir.predicates import KEY
+from ir.predicates import KEY, QUERY
 from ir.types import DType, Tensor
 from passes.attention import arithmetic
 from passes.attention.cases import (
@@ -42,6 +42,7 @@ from passes.attention.tables import Tables
 
 HEAD = symbol("h")
 TOKENS = "token"  # symbols of what depends on the key's token are called so, and a number
+ROWS = "row"  # and those of what depends on the query's
 POSITIONS = "pos"  # the graph input that holds each token's position
 
 
@@ -76,7 +77,7 @@ class Elements:
     opaque: dict[Any, Source] = field(default_factory=dict[Any, Source])
     per_head: dict[Any, Value | Weight] = field(default_factory=dict[Any, "Value | Weight"])
     _found: dict[tuple[str, Index], Element] = field(default_factory=dict[tuple[str, Index], Element])
-    _of_key: bool = False  # while an element of the key's token is read
+    _of_token: bool = False  # while an element of one token is read
 
     def at(self, arg: Arg, index: Index) -> Element:
         """Element `index` of an operand. Raises Unreadable."""
@@ -90,24 +91,26 @@ class Elements:
             raise Unreadable(None, "an operand is missing")
         key = (arg.name, index)
         if key not in self._found:
-            self._found[key] = self._of_key_or_read(arg, index)
+            self._found[key] = self._of_token_or_read(arg, index)
         return self._found[key]
 
-    def _of_key_or_read(self, value: Value, index: Index) -> Element:
-        """An element that is no function of positions, but of the key's token and the head, is a symbol."""
+    def _of_token_or_read(self, value: Value, index: Index) -> Element:
+        """An element that is no function of positions, but of the head and the key's token or the query's, is
+        a symbol."""
         used = set[Any]().union(*(i.free_symbols for i in index))
-        if self._of_key or KEY not in used or used - {KEY, HEAD} or not _is_float(value):
+        name = {frozenset({KEY}): TOKENS, frozenset({QUERY}): ROWS}.get(frozenset(used - {HEAD}))
+        if self._of_token or name is None or not _is_float(value):
             return self._read(value, index)
-        self._of_key = True
+        self._of_token = True
         try:
             return self._read(value, index)
         except Unreadable:
             op = self.producer(value)
             if op is None:
                 raise
-            return always(self.opaque_symbol(op, index, TOKENS))
+            return always(self.opaque_symbol(op, index, name))
         finally:
-            self._of_key = False
+            self._of_token = False
 
     def _read(self, value: Value, index: Index) -> Element:
         op = self.producer(value)

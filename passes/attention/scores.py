@@ -14,7 +14,7 @@ from ir.graph import Arg, Scalar, Value
 from ir.predicates import KEY, QUERY
 from passes.attention.arithmetic import VERY_LOW
 from passes.attention.cases import Cases, Element, either
-from passes.attention.elements import HEAD, TOKENS, Elements
+from passes.attention.elements import HEAD, ROWS, TOKENS, Elements
 from passes.attention.indexing import shape_of, terms_of
 from passes.attention.proof import MaskRefused
 
@@ -129,7 +129,7 @@ def _is_row_term(term: Any) -> bool:
 
 
 def _is_known(s: Any) -> bool:
-    return bool(s.is_integer) or s.name.startswith(("head", TOKENS))
+    return bool(s.is_integer) or s.name.startswith(("head", TOKENS, ROWS))
 
 
 def _is_of_token(s: Any) -> bool:
