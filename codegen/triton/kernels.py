@@ -11,6 +11,7 @@ from codegen.triton.kv_write import kv_seal, kv_write
 from codegen.triton.launch import Case
 from codegen.triton.linear import linear
 from codegen.triton.qlinear import qlinear
+from codegen.triton.recurrence import paged_recurrence
 from ir.graph import Op
 
 Printer = Callable[[Context, Op], list[Case]]
@@ -24,6 +25,7 @@ KERNELS: dict[str, Printer] = {
     "topk": choose.topk,
     "take_along": choose.take_along,
     "paged_attention": paged_attention,
+    "paged_recurrence": paged_recurrence,
     "qlinear": qlinear,
     "qmoe_linear": qlinear,
     "qembed": quantize.qembed,

@@ -1,11 +1,13 @@
 """How a KV group's block lies on GPUs, and how kernels reach into it.
 
 Layer after layer, in a layer stream after stream, of each its elements or codes, then scales, then minima.
-Elements and codes of a byte are [heads, block, head_size]. Smaller codes share bytes, neighbours from the low
-bits up: where tokens have scales of their own those are a token's, [heads, block, bytes]; where a block's
-channels have, so that a block is written whole, those are a channel's, [heads, bytes, channels], and a tile
-of keys is unpacked already transposed. Rows are filled up to head sizes that are multiples of 16. Scales and
-minima, of f16, are [heads, block] or [heads, channels]. A block's bytes are as on CPUs (codegen.kv_block).
+Elements and codes of a byte are [heads, block, head_size], of a stream that is kept once for a block
+[heads, head_size]. Smaller codes share bytes, neighbours from the low bits up: where tokens have scales of
+their own those are a token's, [heads, block, bytes]; where a block's channels have, so that a block is
+written whole, those are a channel's, [heads, bytes, channels], and a tile of keys is unpacked already
+transposed. Rows are filled up to head sizes that are multiples of 16. Scales and minima, of f16, are
+[heads, block] or [heads, channels]. In a state group every stream begins on a multiple of 64 bytes. A block's
+bytes are as on CPUs (codegen.kv_block).
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ class StreamLayout:
 
     @cached_property
     def head(self) -> int:
-        return self.row * self.kv.block // (self.per if self.channels else 1)
+        rows = 1 if self.stream.per_block else self.kv.block
+        return self.row * rows // (self.per if self.channels else 1)
 
     @cached_property
     def stride(self) -> int:

@@ -147,11 +147,18 @@ def split_block(kv: KV, raw: Array) -> list[list[list[Array]]]:
                 unpack = _codes if part == s.name else _scales
                 piece, at = unpack(raw, at, s, kv.block)
                 of.append(piece)
+            at = -(-at // 64) * 64 if kv.state else at
     return found
 
 
 def _codes(raw: Array, at: int, s: Stream, block: int) -> tuple[Array, int]:
-    """(elements or codes [blocks, block, heads, size], where they end)."""
+    """(elements or codes [blocks, block, heads, size], without the block's axis where they are its own; where
+    they end).
+    """
+    if s.per_block:
+        end = at + s.heads * s.head_size * s.dtype.size_bytes
+        part = np.ascontiguousarray(raw[:, at:end])
+        return part.view(s.dtype.numpy).reshape(len(raw), s.heads, s.head_size), end
     per = max(1, 8 // s.dtype.bits)
     size = s.head_size if per == 1 else -(-s.head_size // 16) * 16
     end = at + s.heads * block * size * s.dtype.bits // 8
