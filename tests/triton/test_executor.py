@@ -36,6 +36,7 @@ from tests.triton.harness import TritonModel
 CONTEXT, BLOCKS, BLOCK = 128, 24, 16
 WIDTH = CONTEXT // BLOCK
 LIMITS = Limits(max_step_tokens=56, max_requests=4, score_rows=52)
+MODEL = Model("f32", V, CONTEXT, None, ())
 
 
 class Poisoned(InterpretedDevice):
@@ -52,7 +53,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TritonModel:
     return TritonModel(graph(), None, tmp_path_factory.mktemp("executor"))
 
 
-def opened(model: TritonModel, folder: Path, buckets: Sequence[int] | None = None) -> GpuExecutor:
+def opened(
+    model: TritonModel,
+    folder: Path,
+    buckets: Sequence[int] | None = None,
+    *,
+    about: Model = MODEL,
+    limits: Limits = LIMITS,
+    num_blocks: Sequence[int] = (BLOCKS, BLOCKS),
+    swap_blocks: int = 0,
+) -> GpuExecutor:
     generated = model.generated
     tensors = dict(zip(generated.weight_order, model.packed, strict=True))
     (folder / "w.safetensors").write_bytes(made.safetensors(tensors))
@@ -62,18 +72,19 @@ def opened(model: TritonModel, folder: Path, buckets: Sequence[int] | None = Non
         for k in generated.kernels
     ]
     groups = [
-        KVGroup(kv.layers, kv.window, kv.block, block_bytes(kv), kv.bytes_per_token) for kv in model.states
+        KVGroup(kv.layers, kv.window, kv.block, block_bytes(kv), kv.bytes_per_token, state=kv.state)
+        for kv in model.states
     ]
     compiled = Compiled(
         target="triton-interpret",
         plan=Plan.parse(json.dumps(generated.plan).encode(), "plan.json"),
         kernels=specs,
         weights=Weights(folder / "w.safetensors", generated.weight_order),
-        model=Model("f32", V, CONTEXT, None, ()),
+        model=about,
         groups=groups,
     )
     device = Poisoned(folder / "kernels.py")
-    return GpuExecutor(device, compiled, LIMITS, [BLOCKS] * len(groups), buckets=buckets)
+    return GpuExecutor(device, compiled, limits, num_blocks, buckets=buckets, swap_blocks=swap_blocks)
 
 
 def packed(chunks: Sequence[Chunk], rows: Sequence[int] | None = None) -> Step:
@@ -151,7 +162,7 @@ def test_an_engine_generates_the_references_tokens(model: TritonModel, tmp_path:
     cache = Cache([Group(BLOCKS, window) for window in windows])
     drawn = Sampling(max_new_tokens=3, temperature=0.8, top_k=20, seed=11, logprobs=1)
     requests = [(A[:40], Sampling(max_new_tokens=4)), (B[:17], drawn), (B[5:12], Sampling(max_new_tokens=2))]
-    with Engine(opened(model, tmp_path), Model("f32", V, CONTEXT, None, ()), cache, LIMITS) as engine:
+    with Engine(opened(model, tmp_path), MODEL, cache, LIMITS) as engine:
         done = [engine.submit(ids, sampling) for ids, sampling in requests]
         for (ids, sampling), request in zip(requests, done, strict=True):
             found = request.result()
