@@ -14,6 +14,7 @@ from codegen.evaluate import Evaluator
 from codegen.kv_block import block_bytes
 from codegen.triton.build import build_kernels, kernels_json
 from codegen.triton.devices import derived_device
+from ir.graph import Graph, tensor_of
 from ir.types import KV
 from runtime.gpu.compiled import Compiled
 from runtime.gpu.device import Device
@@ -28,6 +29,7 @@ from runtime.limits import Limits
 from runtime.manifest import KVGroup, Model
 from runtime.step import Step
 from tests.codegen.harness import (
+    Array,
     Arrays,
     Chunk,
     empty_states,
@@ -37,6 +39,7 @@ from tests.codegen.harness import (
     reference_step,
 )
 from tests.codegen.test_forward import V, graph
+from tests.triton import test_recurrence as recurrence
 
 BLOCKS = 12
 TABLE_A, TABLE_B = [3, 5, 7], [2, 9]
@@ -58,10 +61,13 @@ class _Held:
         pass
 
 
-def check(target: triton.Device, folder: Path, api: Api | None) -> None:
-    """Logits of each step, of all its tokens."""
-    lowered = lower(graph(), "gpu")
-    weights = random_weights(lowered, np.random.default_rng(0))
+def opened(
+    target: triton.Device,
+    folder: Path,
+    api: Api | None,
+    lowered: Graph,
+    weights: dict[str, Array],
+) -> GpuExecutor:
     generated = triton.generate(lowered, target)
     (folder / "kernels").mkdir()
     (folder / "kernels/kernels.py").write_text(generated.source)
@@ -77,16 +83,26 @@ def check(target: triton.Device, folder: Path, api: Api | None) -> None:
         for w in generated.weights
     ]
     states = [v.type for v in lowered.inputs if isinstance(v.type, KV)]
-    groups = [KVGroup(kv.layers, kv.window, kv.block, block_bytes(kv), kv.bytes_per_token) for kv in states]
+    groups = [
+        KVGroup(kv.layers, kv.window, kv.block, block_bytes(kv), kv.bytes_per_token, state=kv.state)
+        for kv in states
+    ]
     plan = Plan.parse(json.dumps(generated.plan).encode(), "plan.json")
-    model = Model("f32", V, 1024, None, ())
+    width = cast(int, tensor_of(lowered.outputs[0]).shape[-1])
+    model = Model("f32", width, 1024, None, ())
     compiled = Compiled(target.target, plan, specs, cast(Any, _Held(packed)), model, groups)
     device: Device = InterpretedDevice(folder / "kernels/kernels.py") if api is None else DriverDevice(api)
-    executor = GpuExecutor(device, compiled, Limits(64, 8, 64), [BLOCKS] * len(groups))
-    reference = empty_states(lowered, BLOCKS)
+    return GpuExecutor(device, compiled, Limits(64, 8, 64), [BLOCKS] * len(groups))
+
+
+def check(target: triton.Device, folder: Path, api: Api | None) -> None:
+    """Logits of each step, of all its tokens."""
+    lowered = lower(graph(), "gpu")
+    weights = random_weights(lowered, np.random.default_rng(0))
+    executor, reference = opened(target, folder, api, lowered, weights), empty_states(lowered, BLOCKS)
     try:
         for chunks in STEPS:
-            step = _step(chunks, len(groups))
+            step = _step(chunks, len(reference))
             got = executor.download(executor.forward(step))
             want, reference = reference_step(lowered, weights, reference, chunks, list(step.rows))
             assert np.abs(got - want).max() < 2e-4 * want.std()
@@ -94,23 +110,64 @@ def check(target: triton.Device, folder: Path, api: Api | None) -> None:
         executor.close()
 
 
-def _step(chunks: list[Chunk], groups: int) -> Step:
-    packed = pack_step(chunks, 4)
+def check_recurrence(name: str, target: triton.Device, folder: Path, api: Api | None) -> None:
+    """What a recurrence gives is the definition's, and of the same bits in chunks of any size."""
+    case = recurrence.CASES[name]
+    lowered, weights = lower(recurrence.graph(case), "gpu"), recurrence.weights(case, 0)
+    executor, ids = opened(target, folder, api, lowered, weights), recurrence.random_ids(4, 51)
+    table = list(range(4, 4 + -(-51 // case.block)))
+    try:
+        found: list[Array] = []
+        for counts in ([51], [17, 16, 15, 3], [33, 1, 1, 1, 15]):
+            chunks = [
+                Chunk(table, end - n, ids[end - n : end])
+                for n, end in zip(counts, np.cumsum(counts), strict=True)
+            ]
+            steps = [_step([chunk], 1, case.block) for chunk in chunks]
+            found.append(np.concatenate([executor.download(executor.forward(step)) for step in steps]))
+    finally:
+        executor.close()
+    np.testing.assert_allclose(found[0], recurrence.expected(case, weights, ids).y, 1e-3, 1e-4)
+    assert found[0].tobytes() == found[1].tobytes() == found[2].tobytes()
+
+
+def _step(chunks: list[Chunk], groups: int, block: int = 16) -> Step:
+    packed = pack_step(chunks, 8, block)
     decodes = all(len(chunk.ids) == 1 for chunk in chunks)
     rows = np.arange(len(packed["ids"]), dtype=np.int32) if not decodes else packed["starts"][:-1]
     slots, tables = [packed["slots"]] * groups, [np.maximum(packed["table"], 0)] * groups
     return Step(packed["ids"], packed["pos"], packed["starts"], packed["lens"], rows, slots, tables)
 
 
+RECURRENCES = ("gated_delta", "channels", "rates_and_beta", "small_blocks")
+
+
+def gpu(backend: str) -> tuple[triton.Device, Api]:
+    try:
+        api = find_api(backend)
+    except Unavailable as error:
+        pytest.skip(f"needs a GPU: {error}")
+    return derived_device(f"{backend}:{api.arch}"), api
+
+
 def test_in_the_interpreter(tmp_path: Path) -> None:
     check(triton.find_device("triton-interpret"), tmp_path, None)
+
+
+def test_a_recurrence_in_the_interpreter(tmp_path: Path) -> None:
+    check_recurrence(RECURRENCES[0], triton.find_device("triton-interpret"), tmp_path, None)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["cuda", "hip"])
 def test_on_a_gpu(tmp_path: Path, backend: str) -> None:
-    try:
-        api = find_api(backend)
-    except Unavailable as error:
-        pytest.skip(f"needs a GPU: {error}")
-    check(derived_device(f"{backend}:{api.arch}"), tmp_path, api)
+    target, api = gpu(backend)
+    check(target, tmp_path, api)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", RECURRENCES)
+@pytest.mark.parametrize("backend", ["cuda", "hip"])
+def test_a_recurrence_on_a_gpu(tmp_path: Path, backend: str, name: str) -> None:
+    target, api = gpu(backend)
+    check_recurrence(name, target, tmp_path, api)
