@@ -161,7 +161,7 @@ def paged_recurrence(ctx: Context, op: Op) -> list[Case]:
         found.body(),
         found.args(),
         (requests, found.heads, cdiv(found.values, found.columns)),
-        {"CHANNELS": found.channels, "BLOCK": found.columns},
+        {"ROWS": found.channels, "BLOCK": found.columns},
         num_warps=found.num_warps,
     )
     return always(launch)
