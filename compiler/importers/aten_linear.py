@@ -7,12 +7,14 @@ from typing import Any
 
 from compiler.importers.context import Context
 from compiler.importers.experts import convert_moe_linear
+from compiler.importers.recurrences import convert_recurrence
 from compiler.importers.refused import ImportRefused
 from ir.dims import product
 from ir.predicates import CAUSAL, window
 from ir.types import DType
 
 Convert = Callable[..., Any]
+MAX_MATRICES = 16  # of a product that becomes so many linears
 
 
 def _axes(c: Context, x: Any, axes: Any) -> tuple[int, ...]:
@@ -77,7 +79,33 @@ def _product(c: Context, x: Any, y: Any) -> Any:
         return c.op("linear", x, c.op("transpose", y, perm=(1, 0)))
     if c.type(x).rank < 2 or c.type(y).rank < 2:
         raise ImportRefused("products with vectors have no op", todo="Give them an axis of 1")
+    if c.is_constant(x) and not c.is_constant(y) and not isinstance(c.type(y).shape[-1], int):
+        return _constant_first(c, x, y)
     return c.op("matmul", x, y)
+
+
+def _constant_first(c: Context, x: Any, y: Any) -> Any:
+    """x [..,M,K] of weights @ y [..,K,S]: a linear of y's columns for each matrix of x, if they are few."""
+    (*before, rows, inner), (*lead, _, length) = c.type(x).shape, c.type(y).shape
+    count, same = product(tuple(before)), c.out.shape[:-2] == tuple(lead)
+    if (
+        not isinstance(count, int)
+        or not same
+        or count not in (1, product(tuple(lead)))
+        or count > MAX_MATRICES
+    ):
+        return c.op("matmul", x, y)
+    order = (*range(len(lead)), len(lead) + 1, len(lead))
+    columns = c.op("transpose", y, perm=order)
+    if count == 1:
+        return c.op("transpose", c.op("linear", columns, c.reshape(x, (rows, inner))), perm=order)
+    w, columns = c.reshape(x, (count, rows, inner)), c.reshape(columns, (count, length, inner))
+    found: list[Any] = []
+    for i in range(count):
+        own = (c.op("slice", each, axis=0, start=i, stop=i + 1) for each in (columns, w))
+        found.append(c.op("linear", next(own), c.reshape(next(own), (rows, inner))))
+    joined = c.op("transpose", c.op("concat", *found, axis=0), perm=(0, 2, 1))
+    return c.reshape(joined, (*lead, rows, length))
 
 
 def _addmm(c: Context, bias: Any, x: Any, w: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
@@ -237,5 +265,6 @@ TABLE: dict[str, Convert] = {
     "aten.convolution.default": _convolution,
     "octavo.attention.default": _marker,
     "octavo.moe_linear.default": convert_moe_linear,
+    "octavo.recurrence.default": convert_recurrence,
     "aten.scaled_dot_product_attention.default": _sdpa,
 }

@@ -34,7 +34,7 @@ _DTYPES: dict[str, DType] = {
 INT32_LIMIT = 2**31
 
 _MOVES = frozenset({"reshape", "transpose", "expand", "slice", "take"})
-_NAMED_BY_MODULE = frozenset({"linear", "layer_norm", "rms_norm", "embed", "attention"})
+_NAMED_BY_MODULE = frozenset({"linear", "layer_norm", "rms_norm", "embed", "attention", "recurrence"})
 
 
 def torch_dtype(dtype: Any) -> DType:

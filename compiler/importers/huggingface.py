@@ -26,13 +26,14 @@ from compiler.importers.converted import ConvertedSource
 from compiler.importers.experts import expert_markers
 from compiler.importers.export import EXAMPLE_LENGTH, export_program, quiet
 from compiler.importers.freeze import divide_frequencies, freeze_picks, freeze_rope
-from compiler.importers.markers import NAME, attention_markers, one_sequence
+from compiler.importers.markers import NAME, attention_markers, attention_modules, one_sequence
 from compiler.importers.model import Imported, ModelInfo
 from compiler.importers.own_grids import OwnGrids, check_readers, own_grids
 from compiler.importers.placeholders import Names, constants_of, program_of
 from compiler.importers.quantized.detect import quantized_source
 from compiler.importers.quantized.keep import keep_grids
 from compiler.importers.quantized.source import PartSource, QuantizedSource
+from compiler.importers.recurrences import recurrence_markers
 from compiler.importers.refused import ImportRefused
 from compiler.importers.tokenizer import tokenizer_files
 from compiler.weights import LayeredSource, ShapeSource, WeightSource, check_weights
@@ -144,17 +145,20 @@ def export_graph(model: Any, context: int, name: str, names: Names, lines: dict[
         if program is None:
             with quiet():
                 model.set_attn_implementation("eager")
-            program = _export(model, context)
+            with recurrence_markers(model):
+                program = _export(model, context)
     return import_program(program_of(program, names, context, name, wrapper="model"), lines)
 
 
 def _export_marked(model: Any, context: int) -> Any:
     """The export through our attention function; None if not every attention module that ran called it."""
-    with attention_markers(model) as markers:
+    if not attention_modules(model):
+        return None
+    with attention_markers(model) as markers, recurrence_markers(model, markers.recurrence):
         try:
             with quiet():
                 model.set_attn_implementation(NAME)
-            return _export(model, context, lambda: markers.calls == markers.expected() > 0)
+            return _export(model, context, markers.complete)
         except KeyError:  # a model with a table of attention classes of its own
             return None
 

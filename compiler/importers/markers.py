@@ -22,10 +22,18 @@ _SCHEMA = (
 )
 
 # What transformers passes along that does not change the result of an attention without a cache.
-_IGNORED = frozenset(
+IGNORED = frozenset(
     {"position_ids", "use_cache", "output_attentions", "output_hidden_states", "return_dict",
      "cache_position", "position_embeddings", "logits_to_keep", "layer_idx", "output_router_logits"}
 )  # fmt: skip
+
+
+@dataclass
+class Run:
+    """One call of an attention module."""
+
+    path: str
+    recurrent: bool = False  # it computed a recurrence
 
 
 @dataclass
@@ -34,12 +42,21 @@ class Markers:
 
     paths: dict[int, str]
     calls: int = 0
-    modules: list[str] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    running: list[Run] = field(default_factory=list)
 
-    def expected(self) -> int:
-        """Calls of attention modules that hold no other attention module that ran."""
-        ran = set(self.modules)
-        return sum(1 for m in self.modules if not any(o.startswith(f"{m}.") for o in ran))
+    def recurrence(self) -> None:
+        """A recurrence was computed, in place of the attention of a module that runs."""
+        if self.running:
+            self.running[-1].recurrent = True
+
+    def complete(self) -> bool:
+        """Whether it ran for every attention module that ran, without a recurrence or another inside it."""
+        ran = {r.path for r in self.runs}
+        expected = [
+            r for r in self.runs if not r.recurrent and not any(p.startswith(f"{r.path}.") for p in ran)
+        ]
+        return self.calls == len(expected) > 0
 
 
 @contextmanager
@@ -50,7 +67,7 @@ def attention_markers(model: Any) -> Iterator[Markers]:
     from transformers.modeling_utils import AttentionInterface
 
     markers = Markers({id(m): path for path, m in model.named_modules()})
-    hooks = [m.register_forward_pre_hook(_record(markers, path)) for path, m in _attention_modules(model)]
+    hooks = [hook for path, m in attention_modules(model) for hook in _recorded(markers, path, m)]
     with torch.library._scoped_library(NAME, "FRAGMENT") as library:
         library.define(_SCHEMA)
         torch.library.register_fake(f"{NAME}::attention", _shape, lib=library)
@@ -78,15 +95,19 @@ def one_sequence() -> Iterator[None]:
         masking_utils.find_packed_sequence_indices = packed
 
 
-def _attention_modules(model: Any) -> list[tuple[str, Any]]:
+def attention_modules(model: Any) -> list[tuple[str, Any]]:
     return [(path, m) for path, m in model.named_modules() if "Attention" in type(m).__name__]
 
 
-def _record(markers: Markers, path: str) -> Any:
-    def hook(module: Any, args: Any) -> None:
-        markers.modules.append(path)
+def _recorded(markers: Markers, path: str, module: Any) -> tuple[Any, Any]:
+    def start(module: Any, args: Any) -> None:
+        markers.runs.append(Run(path))
+        markers.running.append(markers.runs[-1])
 
-    return hook
+    def end(module: Any, args: Any, out: Any) -> None:
+        markers.running.pop()
+
+    return module.register_forward_pre_hook(start), module.register_forward_hook(end)
 
 
 def _shape(
@@ -115,7 +136,7 @@ def _attention_function(markers: Markers) -> Any:
         import torch
 
         path = markers.paths.get(id(module), type(module).__name__)
-        unknown = sorted(k for k, v in others.items() if v is not None and k not in _IGNORED)
+        unknown = sorted(k for k, v in others.items() if v is not None and k not in IGNORED)
         if unknown:
             raise ImportRefused(
                 f"attention takes the argument {unknown[0]!r}, whose meaning is not known here",

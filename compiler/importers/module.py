@@ -35,6 +35,7 @@ from compiler.importers.export import (
 from compiler.importers.markers import NAME, attention_markers, one_sequence
 from compiler.importers.model import Imported, ModelInfo
 from compiler.importers.placeholders import Names, constants_of, program_of, to_numpy
+from compiler.importers.recurrences import recurrence_markers
 from compiler.importers.refused import ImportRefused
 from compiler.weights import ArraySource, LayeredSource, check_weights, read_as
 from ir.interpret import interpret
@@ -96,9 +97,9 @@ def export_module(module: Any, call: Call, context: int, alone: list[ImportRefus
     models = transformers_models(module)
     if models:
         with one_sequence(), expert_markers(), attention_markers(module) as markers:
-            with attention_implementation(models, NAME):
+            with attention_implementation(models, NAME), recurrence_markers(module, markers.recurrence):
                 program = _export(module, call, context, alone)
-        if markers.calls == markers.expected() > 0:
+        if markers.complete():
             return program
         alone.clear()
     with ExitStack() as stack:
@@ -106,6 +107,7 @@ def export_module(module: Any, call: Call, context: int, alone: list[ImportRefus
             stack.enter_context(one_sequence())
             stack.enter_context(expert_markers())
         stack.enter_context(attention_implementation(models, "eager"))
+        stack.enter_context(recurrence_markers(module))
         return _export(module, call, context, alone)
 
 
