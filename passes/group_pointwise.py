@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import networkx as nx
 
-from ir.graph import Graph, Op, tensor_of
+from ir.graph import Graph, Op, Value, tensor_of
 from ir.ops import OPS
 from ir.rewrite import Miss
 from ir.types import KV
@@ -81,10 +81,16 @@ def dependencies(graph: Graph) -> Dag:
                 dag.add_edge(maker[value.name], index)
             if isinstance(value.type, KV):
                 readers.setdefault(value.name, []).append(index)
-    for indices in readers.values():
-        writers = [i for i in indices if OPS[graph.ops[i].kind].rollback is not None]
+    for name, indices in readers.items():
+        writers = [i for i in indices if _writes(graph.ops[i], name)]
         dag.add_edges_from((r, w) for w in writers for r in indices if r != w)
     return dag
+
+
+def _writes(op: Op, state: str) -> bool:
+    """Whether it makes another state of this one: its first operand then (ir.ops), others it only reads."""
+    first = op.args[0]
+    return isinstance(first, Value) and first.name == state and any(isinstance(o.type, KV) for o in op.outs)
 
 
 def is_convex(dag: Dag, members: set[int]) -> bool:
