@@ -149,6 +149,13 @@ def _delta_rule(
     return _op()(q, k, v, decay, rate.unsqueeze(-1)).to(query.dtype), None
 
 
+def _one_by_one(
+    site: Site, original: Any, query: Any, key: Any, value: Any, g: Any, beta: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """The same without a chunk_size before the other arguments."""
+    return _delta_rule(site, original, query, key, value, g, beta, 1, *args, **kwargs)
+
+
 def _chunk_scan(
     site: Site,
     _: Any,
@@ -236,9 +243,9 @@ def _op() -> Any:
 
 KERNELS: dict[str, Inside] = {
     "chunk_gated_delta_rule": _delta_rule,
-    "fused_recurrent_gated_delta_rule": _delta_rule,
+    "fused_recurrent_gated_delta_rule": _one_by_one,
     "chunk_kda": _delta_rule,
-    "fused_recurrent_kda": _delta_rule,
+    "fused_recurrent_kda": _one_by_one,
     "mamba_chunk_scan_combined": _chunk_scan,
     "selective_scan_fn": _selective_scan,
     "causal_conv1d_fn": _convolution,
