@@ -14,10 +14,11 @@ from functools import partial
 from ir.graph import Graph
 from ir.interpret import WeightReader
 from ir.rewrite import Rule, rewrite
+from passes.attention import products
 from passes.attention.given import with_mask
 from passes.attention.prover import Prover
 from passes.attention.tables import Tables
-from passes.attention.written_out import softmax_written_out, written_out
+from passes.attention.written_out import softmax_behind, softmax_written_out, written_out
 from passes.base import Note, Pass, Result, result
 
 
@@ -31,6 +32,8 @@ class FuseAttention(Pass):
         prover = Prover(graph, Tables(self.read))
         rules = (
             Rule("softmax", ("div",), softmax_written_out),
+            *products.RULES,
+            Rule("sum of attentions", ("matmul",), partial(products.distributed, softmax_behind)),
             Rule("attention", ("matmul",), partial(written_out, prover)),
             Rule("mask", ("attention",), partial(with_mask, prover)),
         )

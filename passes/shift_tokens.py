@@ -12,12 +12,13 @@ from typing import Any, cast
 
 import sympy
 
-from ir.dims import normalize, symbol
-from ir.graph import Arg, Graph, Op, Scalar, Value
+from ir.dims import free_names, product, symbol
+from ir.graph import Arg, Graph, Op, Value
 from ir.predicates import CAUSAL, KEY, QUERY, window
 from ir.rewrite import Rule, View, rewrite
 from passes.base import Pass, Result, result
-from passes.match import attribute, operand, shape
+from passes.lagged import Lagged
+from passes.match import attribute, dtype, is_float, operand, shape
 
 S = symbol("S")
 MAX_TAPS = 8  # of a convolution; a longer one would be read as so many attentions
@@ -30,31 +31,41 @@ NO_SINK = -1e30  # a sink beside a key of score 0 takes nothing
 class ShiftTokens(Pass):
     def run(self, graph: Graph) -> Result:
         rules = (
-            Rule("shift", ("concat",), _shift),
             Rule("convolution", ("conv1d",), _convolution),
             Rule("padded convolution", ("slice",), _padded),
+            Rule("shift", ("concat", "slice"), _shift),
         )
         return result(rewrite(graph, rules))
 
 
 def _shift(op: Op, view: View) -> Arg | None:
-    """rows [1,n,C] before x[:, :S-n]."""
-    if op.attr("axis") != 1 or len(op.args) != 2 or len(shape(op.out)) != 3 or shape(op.out)[:2] != (1, S):
+    """What a cut or a joint brings back to one element for each token, from longer and shorter values."""
+    axis, sizes = op.attr("axis"), shape(op.out)
+    before = cast("Any", shape(op.args[0])[axis])
+    if sizes[axis] != S or axis == 0 or (op.kind == "slice" and (before == S or not free_names(before))):
         return None
-    first, cut = op.args[0], view.made_by(op.args[1], "slice")
-    if (
-        cut is None
-        or attribute(cut, "axis") != 1
-        or attribute(cut, "start") != 0
-        or attribute(cut, "step") != 1
-    ):
+    found = Lagged(view, _moved).made(op, op.out, axis)
+    if found is None or found == op.out:
         return None
-    x, count = cut.args[0], 1
-    if shape(x)[:2] != (1, S) or shape(first)[1] != count or attribute(cut, "stop") != normalize(S - count):
+    return found if shape(found) == sizes else view.op("expand", found, shape=sizes)
+
+
+def _moved(x: Value, axis: int, count: int, view: View) -> Value | None:
+    """x [1,..,S,..] of the token `count` places back; None where it is no float or has other sizes."""
+    sizes = shape(x)
+    rest = [i for i in range(1, len(sizes)) if i != axis]
+    if axis == 0 or sizes[0] != 1 or not is_float(x) or not all(isinstance(sizes[i], int) for i in rest):
         return None
-    moved = _back(x, count, view)
-    position = view.op("reshape", view.op("iota", size=S), shape=(1, S, 1))
-    return view.op("where", view.op("lt", position, Scalar(count)), first, moved)
+    perm = (0, axis, *rest)
+    first = x if perm == tuple(range(len(sizes))) else view.op("transpose", x, perm=perm)
+    channels = product(tuple(sizes[i] for i in rest))
+    rows = first if shape(first) == (1, S, channels) else view.op("reshape", first, shape=(1, S, channels))
+    found = _back(rows, count, view)
+    if shape(found) != shape(first):
+        found = view.op("reshape", found, shape=shape(first))
+    if first is x:
+        return found
+    return view.op("transpose", found, perm=tuple(perm.index(i) for i in range(len(sizes))))
 
 
 def _convolution(op: Op, view: View) -> Arg | None:
@@ -96,12 +107,8 @@ def _tap(op: Op, at: int, view: View) -> Value | None:
         return None
     if inner.kind == "conv1d":
         return _rows(inner, at, view)
-    if inner.kind != "concat" or attribute(inner, "axis") != 2 or len(inner.args) != 2:
-        return None
-    zeros = view.made_by(inner.args[0], "full")
-    if zeros is None or zeros.attr("value") != 0 or shape(inner.args[1])[2] != S:
-        return None
-    return _lagged(inner.args[1], shape(inner.args[0])[2] - at, view)
+    found = Lagged(view, _moved).at(source, 2, at)
+    return None if found is None else view.op("transpose", found, perm=(0, 2, 1))
 
 
 def _lagged(x: Arg, count: Any, view: View) -> Value | None:
@@ -142,7 +149,7 @@ def _back(x: Arg, count: int, view: View) -> Value:
     size = max(d for d in range(1, min(channels, HEAD_SIZE) + 1) if channels % d == 0)
     heads = channels // size
     value = view.op("transpose", view.op("reshape", x, shape=(1, S, heads, size)), perm=(0, 2, 1, 3))
-    nothing = view.op("full", shape=(1, heads, S, KEY_SIZE), value=0.0, dtype="f32")
+    nothing = view.op("full", shape=(1, heads, S, KEY_SIZE), value=0.0, dtype=str(dtype(x)))
     sinks = view.op("full", shape=(heads,), value=NO_SINK, dtype="f32")
     mask = sympy.And(CAUSAL, window(count + 1), sympy.Eq(KEY, QUERY - count))
     found = view.op("attention", nothing, nothing, value, None, sinks, scale=1.0, mask=mask)

@@ -134,6 +134,20 @@ def _reciprocal(c: Context, x: Any) -> Any:
     return c.op("div", c.operand(1.0, c.out.dtype), c.tensor(x, c.out.dtype))
 
 
+def _nan_to_num(c: Context, x: Any, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Any:
+    import torch
+
+    x, dtype = c.tensor(x, c.out.dtype), c.out.dtype
+    if not dtype.is_float:
+        return x
+    most = torch.finfo(c.node.args[0].meta["val"].dtype).max
+    given = {inf: most if posinf is None else posinf, -inf: -most if neginf is None else neginf}
+    found = x
+    for infinite, number in given.items():
+        found = c.op("where", c.op("eq", x, c.literal(infinite, dtype)), c.literal(number, dtype), found)
+    return c.op("where", c.op("ne", x, x), c.literal(nan or 0.0, dtype), found)
+
+
 def _where(c: Context, cond: Any, x: Any, y: Any) -> Any:
     return c.op("where", c.tensor(cond, DType.BOOL), *c.operands([x, y], c.out.dtype))
 
@@ -278,6 +292,7 @@ TABLE: dict[str, Convert] = {
     "aten.reciprocal.default": _reciprocal,
     "aten.square.default": _square,
     "aten.where.self": _where,
+    "aten.nan_to_num.default": _nan_to_num,
     "aten.where.ScalarOther": _where,
     "aten.where.ScalarSelf": _where,
     "aten.masked_fill.Scalar": _masked_fill,

@@ -230,6 +230,24 @@ def _select_scatter(c: Context, x: Any, source: Any, axis: int, index: Any) -> A
     return _slice_scatter(c, x, row, axis, at, at + 1)
 
 
+def _roll(c: Context, x: Any, shifts: Any, dims: Any = ()) -> Any:
+    """What leaves an axis at its end comes in at its start."""
+    if len(shifts) != len(dims):
+        raise ImportRefused("a roll of all axes as one has no op", todo="Name the axes")
+    for shift, dim in zip(shifts, dims, strict=True):
+        axis = c.axis(x, dim)
+        size: Any = c.type(x).shape[axis]
+        if isinstance(size, int):
+            shift = shift % size if size else 0
+        elif abs(shift) > 1:  # which sequences of fewer tokens take round again
+            raise ImportRefused(f"a roll by {shift} along the tokens has no op", todo="Roll by 1")
+        cut = size - shift if shift > 0 else -shift
+        if shift:
+            parts = [c.op("slice", x, axis=axis, start=cut, stop=size)]
+            x = c.op("concat", *parts, c.op("slice", x, axis=axis, start=0, stop=cut), axis=axis)
+    return x
+
+
 def _embedding(c: Context, table: Any, ids: Any, *_: Any, **__: Any) -> Any:
     c.check_rows(ids, table)
     return c.op("embed", ids, table)
@@ -272,6 +290,7 @@ TABLE: dict[str, Convert] = {
     "aten.index.Tensor": _index,
     "aten.index_put.default": _index_put,
     "aten.slice_scatter.default": _slice_scatter,
+    "aten.roll.default": _roll,
     "aten.select_scatter.default": _select_scatter,
     "aten.embedding.default": _embedding,
 }

@@ -84,8 +84,11 @@ def _comparison(op: Op, operands: Sequence[Element], limit: Limit) -> Element:
     if not isinstance(x, Cases) or not isinstance(y, Cases):
         x, y = _as_cases(x), _as_cases(y)
     is_float = _dtype(op).is_float
-    for leaf, _ in (*x.items, *y.items):
-        _check_comparable(leaf, is_float, limit)
+    if op.kind in ("eq", "ne") and op.args[0] == op.args[1]:  # a score is a number
+        return sympy.sympify(op.kind == "eq")
+    if not all(leaf.is_infinite for leaf, _ in y.items):  # and a finite one
+        for leaf, _ in (*x.items, *y.items):
+            _check_comparable(leaf, is_float, limit)
     return compare(partial(_compared, op.kind), x, y)
 
 

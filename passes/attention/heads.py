@@ -8,6 +8,7 @@ from typing import Any
 
 import sympy
 
+from ir.dims import product
 from ir.graph import Arg, Op, Scalar, Value, Weight
 from ir.types import Tensor
 from passes.attention.cases import exact
@@ -22,6 +23,7 @@ class Heads:
     """factor times a value that holds `heads` heads; its axes in the order `perm` are [heads..., S, size].
 
     one: whether it has no axis of sizes, being one number for each head and token.
+    every: (first, step) of the heads that are read, where the value has more of them.
     """
 
     source: Value | Weight
@@ -29,23 +31,30 @@ class Heads:
     perm: tuple[int, ...]
     factor: Any
     one: bool = False
+    every: tuple[int, int] | None = None
 
     def emit(self, emit: Emit) -> Value:
         """The value as [1,heads,S,size]; itself if it is that already."""
         shape = shape_of(self.source)
         length_and_size = (shape[self.perm[-1]], 1) if self.one else (shape[axis] for axis in self.perm[-2:])
-        wanted = (1, self.heads, *length_and_size)
+        last = tuple(length_and_size)
+        tail = 1 if self.one else 2
+        count = product(tuple(shape[axis] for axis in self.perm[:-tail]))
         found = self.source
         if self.perm != tuple(range(len(shape))):
             found = emit("transpose", found, perm=self.perm)
-        if shape_of(found) != wanted or isinstance(found, Weight):
-            found = emit("reshape", found, shape=wanted)
-        return found
+        if shape_of(found) != (1, count, *last) or isinstance(found, Weight):
+            found = emit("reshape", found, shape=(1, count, *last))
+        if self.every is None:
+            return found
+        first, step = self.every
+        stop = first + (self.heads - 1) * step + 1
+        return emit("slice", found, axis=1, start=first, stop=stop, step=step)
 
     @property
     def is_plain(self) -> bool:
         shape = shape_of(self.source)
-        return len(shape) == 4 and shape[0] == 1 and self.perm == (0, 1, 2, 3)
+        return len(shape) == 4 and shape[0] == 1 and self.perm == (0, 1, 2, 3) and self.every is None
 
 
 def find_heads(
@@ -68,7 +77,9 @@ def find_heads(
             break
         arg, index, ratio = step
         factor = factor * ratio
-    return min(found, key=lambda c: (c.heads, c.factor == 1, not c.is_plain), default=None)
+    return min(
+        found, key=lambda c: (c.heads, c.every is not None, c.factor == 1, not c.is_plain), default=None
+    )
 
 
 def _step(op: Op, out: Arg, index: Index, sizes: Sizes) -> tuple[Arg, Index, Any] | None:
@@ -108,21 +119,30 @@ def _heads_at(
         return None
     ones = [a for a, size in enumerate(shape) if size == 1 and index[a] == 0 and a not in (*rows, *columns)]
     rest = [a for a in range(len(shape)) if a not in (*rows, *columns, *ones)]
-    heads = _count_heads([index[a] for a in rest], [shape[a] for a in rest], sizes[HEAD])
-    if heads is None or shape[rows[0]] != sizes[row] or any(shape[axis] != sizes[column] for axis in columns):
+    read = _read_heads([index[a] for a in rest], [shape[a] for a in rest], sizes[HEAD])
+    if read is None or shape[rows[0]] != sizes[row] or any(shape[axis] != sizes[column] for axis in columns):
         return None
-    return Heads(arg, heads, (*ones, *rest, *rows, *columns), factor, one=column is None)
+    heads, every = read
+    return Heads(arg, heads, (*ones, *rest, *rows, *columns), factor, column is None, every)
 
 
-def _count_heads(index: Sequence[Any], shape: Sequence[Any], total: int) -> int | None:
-    """How many heads axes hold, if head h of `total` reads number h // repeats of them in order."""
+def _read_heads(
+    index: Sequence[Any], shape: Sequence[Any], total: int
+) -> tuple[int, tuple[int, int] | None] | None:
+    """How many heads are read, if head h of `total` reads number h // repeats of all that axes hold, or of
+    some at equal distances (first, step)."""
     if not all(isinstance(size, int) for size in shape):
         return None
     flat = flatten(index, shape)
     if flat.free_symbols - {HEAD}:
         return None
-    heads = int(sympy.prod(shape))
-    if total % heads:
+    held = int(sympy.prod(shape))
+    numbers = [int(flat.xreplace({HEAD: sympy.Integer(h)})) for h in range(total)]
+    heads = len(set(numbers))
+    if total % heads or numbers[-1] >= held:
         return None
-    same = all(flat.xreplace({HEAD: sympy.Integer(h)}) == h // (total // heads) for h in range(total))
-    return heads if same else None
+    first = numbers[0]
+    step = numbers[total // heads] - first if heads > 1 else 1
+    if step < 1 or any(n != first + h // (total // heads) * step for h, n in enumerate(numbers)):
+        return None
+    return heads, None if heads == held else (first, step)

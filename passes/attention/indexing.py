@@ -120,7 +120,8 @@ def _divide(expr: Any, size: Any, sizes: Sizes) -> tuple[Any, Any]:
             whole += ratio
         else:
             rest += term
-    if _is_below(rest, size, sizes):
+    fixed = {s: limit for s, limit in sizes.items() if s not in sympy.sympify(size).free_symbols}
+    if _is_below(rest, size, sizes) or _is_below(rest, size, fixed):
         return whole, rest
     return FloorDiv(expr, size), sympy.Mod(expr, size)
 

@@ -19,8 +19,9 @@ from passes.attention.indexing import Index, broadcast, shape_of, unflatten
 from passes.attention.keyed import as_many
 from passes.attention.prover import OUT, SIZE, Prover, refused
 from passes.attention.scores import Scores
+from passes.match import dtype, literal
 
-_AFTER_SOFTMAX = ("reshape", "transpose", "expand", "slice", "cast", "mul", "div", "where")
+_AFTER_SOFTMAX = ("reshape", "transpose", "expand", "slice", "split", "cast", "mul", "div", "where")
 
 
 class Near(Exception):
@@ -29,7 +30,7 @@ class Near(Exception):
 
 def written_out(prover: Prover, op: Op, view: View) -> Arg | Miss | None:
     """The attention that a matmul completes, if its first operand is a softmax over tokens."""
-    softmax = _softmax_behind(op.args[0], view)
+    softmax = softmax_behind(op.args[0], view)
     if softmax is None:
         return None
     try:
@@ -39,12 +40,32 @@ def written_out(prover: Prover, op: Op, view: View) -> Arg | Miss | None:
 
 
 def softmax_written_out(op: Op, view: View) -> Arg | None:
-    """exp(x) / sum(exp(x)) -> softmax."""
-    exp, total = view.made_by(op.args[0], "exp"), view.made_by(op.args[1], "sum")
-    if exp is None or total is None or total.args[0] != op.args[0] or not total.attr("keepdims", False):
+    """exp(x) / sum(exp(x)) -> softmax; (exp(x) @ v) / sum(exp(x)) -> softmax @ v; with 1 + sum(exp(x)), of
+    one more column of zeros."""
+    product = view.made_by(op.args[0], "matmul")
+    weights = op.args[0] if product is None else product.args[0]
+    exp, total, more = view.made_by(weights, "exp"), view.made_by(op.args[1], "sum", "add"), False
+    if total is not None and total.kind == "add":
+        total, more = view.made_by(total.args[0], "sum"), literal(total.args[1]) == 1.0
+        if not more:
+            return None
+    if exp is None or total is None or total.args[0] != weights or not total.attr("keepdims", False):
         return None
-    axes = tuple(total.attr("axes"))
-    return view.op("softmax", _without_maximum(exp.args[0], view), axis=axes[0]) if len(axes) == 1 else None
+    if tuple(total.attr("axes")) != (len(shape_of(weights)) - 1,):
+        return None
+    found = _normalised(exp.args[0], more, view)
+    return found if product is None else view.op("matmul", found, product.args[1])
+
+
+def _normalised(x: Arg, more: bool, view: View) -> Value:
+    """exp(x) / sum(exp(x)), or with one more exp(0) in the sum."""
+    sizes = shape_of(x)
+    last = len(sizes) - 1
+    if not more:
+        return view.op("softmax", _without_maximum(x, view), axis=last)
+    column = view.op("full", shape=(*sizes[:-1], 1), value=0.0, dtype=str(dtype(x)))
+    found = view.op("softmax", view.op("concat", x, column, axis=last), axis=last)
+    return view.op("slice", found, axis=last, start=0, stop=sizes[-1])
 
 
 def stated(scale: float, softcap: float) -> dict[str, Any]:
@@ -88,25 +109,29 @@ class _WrittenOut:
         source = elements.opaque.get(found.only) if isinstance(found, Cases) else None
         if source is None or source.op is not self.softmax:
             raise Near("the probabilities are changed after the softmax")
-        if self.softmax.attr("axis") != len(source.index) - 1 or source.index[-1] != KEY:
+        place = source.index[-1]  # or one further, beside an extra first column
+        if self.softmax.attr("axis") != len(source.index) - 1 or place not in (KEY, KEY + 1):
             raise Near("the softmax is not over the keys")
         return source.index
 
     def sinks(self, elements: Elements, scores: Arg, index: Index, length: Any) -> Arg:
-        """The extra logit of each head, where the softmax is over one more column than there are keys."""
-        width = shape_of(scores)[-1]
-        if width == length:
+        """The extra logit of each head, where the softmax is over one more column than there are keys: the
+        last, or the first."""
+        width, first = shape_of(scores)[-1], index[-1] != KEY
+        if width == length and not first:
             return None
         if sympy.expand(width - length) != 1:
             raise Near(f"the softmax is over {width} columns, not over the {length} keys")
         try:
-            found = elements.at(scores, (*index[:-1], length))
+            found = elements.at(scores, (*index[:-1], sympy.Integer(0) if first else length))
         except Unreadable as error:
             raise refused(error.op or self.softmax, error.reason) from None
-        head = elements.per_head.get(found.only) if isinstance(found, Cases) else None
+        only = found.only if isinstance(found, Cases) else None
+        head, wanted = elements.per_head.get(only), (elements.sizes[HEAD],)
+        if only is not None and only.is_Number and only.is_finite:
+            return self.view.op("full", shape=wanted, value=float(only), dtype="f32")
         if head is None:
             raise refused(self.softmax, "the softmax's extra column is not one weight per head")
-        wanted = (elements.sizes[HEAD],)
         return head if shape_of(head) == wanted else self.view.op("reshape", head, shape=wanted)
 
     def query_and_key(self, elements: Elements, dot: Any) -> tuple[Heads, Heads]:
@@ -152,11 +177,11 @@ class _WrittenOut:
         return out if out.type == wanted else self.view.op("reshape", out, shape=shape_of(self.op.out))
 
 
-def _softmax_behind(arg: Arg, view: View) -> Op | None:
+def softmax_behind(arg: Arg, view: View) -> Op | None:
     """The softmax over tokens that a value is made from."""
     op = view.producer(arg)
     while op is not None and op.kind in _AFTER_SOFTMAX:
-        op = view.producer(op.args[1 if op.kind == "where" else 0])
+        op = view.producer(next((a for a in op.args[op.kind == "where" :] if isinstance(a, Value)), None))
     if op is None or op.kind != "softmax" or isinstance(shape_of(op.out)[-1], int):
         return None
     return op

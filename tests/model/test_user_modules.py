@@ -222,7 +222,114 @@ def float_mask(m: Any, q: Any, k: Any, v: Any) -> Any:
     return sdpa(q, k, v, attn_mask=m.added[:size, :size], scale=0.25)
 
 
+def before(x: Any) -> Any:
+    """Of the token before, by a pad and a cut."""
+    return nn.functional.pad(x, (0, 0, 1, 0))[..., :-1, :]
+
+
+def values_half_of_the_token_before(m: Any, q: Any, k: Any, v: Any) -> Any:
+    return sdpa(q, k, 0.5 * v + 0.5 * before(v), is_causal=True)
+
+
+def some_channels_moved(m: Any, q: Any, k: Any, v: Any) -> Any:
+    left, right = v.chunk(2, -1)
+    moved = nn.functional.pad(right.transpose(-2, -1), (2, 0))[..., :-2]
+    return sdpa(q, k, torch.cat([left, moved.transpose(-2, -1)], -1), is_causal=True)
+
+
+def smeared_keys(m: Any, q: Any, k: Any, v: Any) -> Any:
+    share = q[..., :1].sigmoid()
+    rest = (1 - share[:, :, 1:]) * k[:, :, :-1] + share[:, :, 1:] * k[:, :, 1:]
+    return sdpa(q, torch.cat([k[:, :, :1], rest], 2), v, is_causal=True)
+
+
+def keys_rolled(m: Any, q: Any, k: Any, v: Any) -> Any:
+    k = k.roll(1, 2)
+    k[:, :, 0] = m.sinks[:, None]
+    return sdpa(q, k, v, is_causal=True)
+
+
+def by_head(x: Any) -> Any:
+    return x[:, None, None]
+
+
+def of_the_token(x: Any) -> Any:
+    return x[..., :1].sigmoid()
+
+
+def differential(m: Any, q: Any, k: Any, v: Any) -> Any:
+    """As arXiv 2410.05258 has it."""
+    batch, heads, length, size = q.shape
+    q, k = (
+        t.transpose(1, 2).reshape(batch, length, 2 * heads, size // 2).transpose(1, 2) for t in (q, k)
+    )  # fmt: skip
+    scores = torch.nan_to_num(q @ k.transpose(-1, -2) * (size // 2) ** -0.5)
+    scores += torch.triu(torch.zeros([length, length]).float().fill_(-math.inf).type_as(scores), 1)
+    weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).type_as(scores)
+    weights = weights.view(batch, heads, 2, length, length)
+    share = torch.exp((m.slopes * m.sinks).sum()) - torch.exp(m.sinks.sum() / 4) + 0.8
+    return (weights[:, :, 0] - share * weights[:, :, 1]) @ v
+
+
+def halves(m: Any, q: Any, k: Any) -> tuple[Any, Any]:
+    """Probabilities of the first and of the second half of queries and keys."""
+    return tuple(fill(m, a @ b.transpose(-2, -1) / 4).softmax(-1)
+                 for a, b in zip(q.chunk(2, -1), k.chunk(2, -1), strict=True))  # type: ignore[return-value] # fmt: skip
+
+
+def less_by_head_and_token(m: Any, q: Any, k: Any, v: Any) -> Any:
+    first, second = halves(m, q, k)
+    return (first * of_the_token(v) - by_head(m.slopes) * second / 2) @ v
+
+
+def scaled_after(m: Any, q: Any, k: Any, v: Any) -> Any:
+    p = fill(m, q @ k.transpose(-2, -1) / 6).softmax(-1)
+    flat = (p * by_head(m.sinks) * of_the_token(q)).flatten(0, 1)
+    return (flat @ v.flatten(0, 1)).view(v.shape)
+
+
+def by_temperature(m: Any, q: Any, k: Any, v: Any) -> Any:
+    scores = (q @ k.transpose(-2, -1)) / 6 * by_head(m.slopes) / of_the_token(q)
+    return fill(m, scores * of_the_token(k).transpose(-2, -1)).softmax(-1) @ v
+
+
+def two_products(m: Any, q: Any, k: Any, v: Any) -> Any:
+    """Content, and one head of keys for all besides."""
+    scores = (q @ k.transpose(-2, -1)) / 6 - 0.25 * (q[..., :8] @ v[:, :1, :, :8].transpose(-2, -1))
+    return fill(m, scores).softmax(-1) @ v
+
+
+def of_one_head(m: Any, q: Any, k: Any, v: Any) -> Any:
+    k, v = k[:, 0], v[:, 0]
+    scores = torch.einsum("bhid,bjd->bhij", q, k) / 6
+    return torch.einsum("bhij,bjd->bhid", fill(m, scores).softmax(-1), v)
+
+
+def with_column_of_zeros(m: Any, q: Any, k: Any, v: Any) -> Any:
+    scores = fill(m, q @ k.transpose(-2, -1) / 6)
+    return nn.functional.pad(scores, (1, 0)).softmax(-1)[..., 1:] @ v
+
+
+def one_more(m: Any, q: Any, k: Any, v: Any) -> Any:
+    e = fill(m, q @ k.transpose(-2, -1) / 6).exp()
+    return e / (1 + e.sum(-1, keepdim=True)) @ v
+
+
+def divided_last(m: Any, q: Any, k: Any, v: Any) -> Any:
+    e = fill(m, q @ k.transpose(-2, -1) / 6).exp()
+    return (e @ v) / e.sum(-1, keepdim=True)
+
+
 FORMS: dict[str, Sequence[Attend]] = {
+    "of the tokens before": [
+        values_half_of_the_token_before,
+        some_channels_moved,
+        smeared_keys,
+        keys_rolled,
+    ],
+    "sums of attentions": [differential, less_by_head_and_token, scaled_after],
+    "scaled and added scores": [by_temperature, two_products, of_one_head],
+    "sums of exponentials": [with_column_of_zeros, one_more, divided_last],
     "causal": [masked(f) for f in (fill, fill_lowest, choose, add_triangle)],
     "by position": [masked(f) for f in (positions_only, chunked, window, window_and_first)],
     "by buffer": [masked(f) for f in (flags, added, indexed, alibi)],
