@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from ir.graph import tensor_of
 from ir.text.printer import print_graph
 from passes.canonicalize import Canonicalize
 from tests.passes.checks import apply, expect, graph_text, read, refuse
@@ -276,3 +277,35 @@ def test_splitting_one_head_off_is_not_unflattening() -> None:
     return %z
     }"""
     assert print_graph(apply(Canonicalize(), text).graph) == print_graph(read(text))
+
+
+def kinds(text: str) -> list[tuple[str, str]]:
+    """What is left of a text, each op with its result's sizes; its numbers are seen to be the same."""
+    ops = apply(Canonicalize(), text).graph.ops
+    return [(op.kind, ",".join(map(str, tensor_of(op.out).shape))) for op in ops]
+
+
+def test_a_softmax_over_another_axis_is_turned() -> None:
+    states = "%a = reshape %x {shape=[1,S,2,4]} : f32[1,S,2,4]"
+    assert kinds(body(states, "%z = softmax %a {axis=2} : f32[1,S,2,4]")) == [
+        ("reshape", "1,S,2,4"),
+        ("transpose", "1,S,4,2"),
+        ("softmax", "1,S,4,2"),
+        ("transpose", "1,S,2,4"),
+    ]
+    text = body("%z = softmax %x {axis=1} : f32[1,S,8]")
+    assert print_graph(apply(Canonicalize(), text).graph) == print_graph(read(text))
+
+
+def test_rows_of_heads_are_heads_of_rows() -> None:
+    product = [
+        "%b = slice %y {axis=2, start=0, stop=4} : f32[1,S,4]",
+        "%t = transpose %b {perm=[0,2,1]} : f32[1,4,S]",
+        "%m = reshape %h {shape=[1,2*S,4]} : f32[1,2*S,4]",
+        "%z = matmul %m, %t : f32[1,2*S,S]",
+    ]
+    rows = "%a = reshape %x {shape=[S,2,4]} : f32[S,2,4]"
+    heads = "%h = transpose %a {perm=[1,0,2]} : f32[2,S,4]"
+    assert ("matmul", "1,2,S,S") in kinds(body(rows, heads, *product))
+    product[2] = product[2].replace("%h", "%a")  # a token's heads in a row are no heads of rows
+    assert ("matmul", "1,2*S,S") in kinds(body(rows, *product))
