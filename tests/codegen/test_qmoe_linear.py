@@ -37,6 +37,7 @@ CASES = {
     "u4_64": Experts(Case(131, 41, "u4", 64, 8, bias=True), 5, 3, slots=True),
     "u4_wide": Experts(Case(1537, 33, "u4", 32, 8, bias=True), 3, 2),
     "u4_wide_slots": Experts(Case(9001, 17, "u4", 128, 8), 2, 2, slots=True),  # rows of more than OWN_ROW
+    "u4_wide_rows": Experts(Case(16417, 16, "u4", 32, 8), 2, 2),  # the same, each read by two pairs
     "u4_whole": Experts(Case(70, 16, "u4", 0, 8, x=("i8", 0)), 4, 4),
     "u4_gated": Experts(Case(64, 2 * 23, "u4", 32, 8, gated=True, activation="silu", bias=True), 6, 2),
     "u4_same": Experts(Case(289, 15, "u4", 128, 8, x=("i8", 0)), 4, 2, choice="same"),

@@ -137,14 +137,33 @@ KERNEL void moe_linear(Thread& th, const T* x, int64_t ld, int64_t pairs, int64_
   share_experts<PAIRED, MAX_ROWS, MOST_TILES * MAX_ROWS, false>(th, routes, N, order, sums, epilogue);
 }
 
-// Rows of sorted pairs quantised, each expert's in tiles of their own.
+// Row 0 of a tile of one, quantised, as row r of a tile of R.
+INLINE void copy_quantised(QRows from, const Segments& s, int64_t r, int64_t R, QRows to) {
+  for (int64_t i = 0; i < s.depth / 4; i++) memcpy(to.codes + (i * R + r) * 4, from.codes + i * 4, 4);
+  for (int64_t i = 0; i < s.blocks(); i++) to.starts[i * R + r] = from.starts[i];
+  for (int64_t i = 0; i < s.count; i++) to.scales[i * R + r] = from.scales[i], to.sums[i * R + r] = from.sums[i];
+}
+
+// Rows of sorted pairs quantised, each expert's in tiles of their own. A row that several pairs read, which follow one
+// another, is quantised once and copied.
 template <Codes Q, class T, class Id>
 KERNEL void quantize_pairs(Thread& th, const T* x, int64_t ld, const Routes<Id>& routes, Segments s, int32_t zero, QRows out,
                            int32_t* order) {
+  alignas(64) char room[OWN_ROW * 5 / 2];
+  QRows own(room, 1, s);
+  bool once = routes.fan > 1 && s.depth <= OWN_ROW;
+  int64_t row = -1;  // that `own` has
   routes.each(th.first(routes.pairs), th.last(routes.pairs), [&](int64_t p, int64_t e, int64_t at) {
-    InTile tile(RowTiles(routes.counts[e], Q_ROWS), at - routes.starts[e]);
-    int64_t t0 = routes.starts[e] + tile.first;
-    quantize_row<Q>(x + p / routes.fan * ld, s, zero, at - t0, tile.rows, out.tile(t0, s));
+    InTile place(RowTiles(routes.counts[e], Q_ROWS), at - routes.starts[e]);
+    int64_t t0 = routes.starts[e] + place.first;
+    QRows tile = out.tile(t0, s);
+    const T* from = x + p / routes.fan * ld;
+    if (!once) {
+      quantize_row<Q>(from, s, zero, at - t0, place.rows, tile);
+    } else {
+      if (row != p / routes.fan) quantize_row<Q>(from, s, zero, 0, 1, own), row = p / routes.fan;
+      copy_quantised(own, s, at - t0, place.rows, tile);
+    }
     order[at] = int32_t(p);
   });
 }
