@@ -124,7 +124,7 @@ def test_a_missing_parent_is_named(tmp_path: Path) -> None:
 
 
 def test_only_an_artifact_with_a_state_needs_version_3(tmp_path: Path) -> None:
-    streams = recurrence_streams((1, 4), (2, 3), 1, has_beta=False)
+    streams = recurrence_streams((1, 4), (2, 4), 1, has_beta=False)
     kinds = {2: KV((Stream("k", DType.F32, 1, 8),), 3), 3: KV(streams, 3, state=True)}
     for version, kv in kinds.items():
         groups = kv_groups(Graph("g", {}, (Value("kv0", kv),), (), ()))
@@ -133,6 +133,6 @@ def test_only_an_artifact_with_a_state_needs_version_3(tmp_path: Path) -> None:
             written = json.loads((writer.root / "manifest.json").read_text())
         assert written["version"] == version and written["kv_groups"] == groups
         assert ("state" in groups[0]) == kv.state
-    # 3 layers of 16 tokens' 4 + 6 + 2 numbers of f32, and a state's 2 * 12: 2,592 bytes
-    assert (groups[0]["bytes_per_token"], groups[0]["block_bytes"]) == (0, 2624)
+    # 3 layers of 16 tokens' 4 + 8 + 2 numbers of f32, and a state's 2 * 16
+    assert (groups[0]["bytes_per_token"], groups[0]["block_bytes"]) == (0, 3 * 4 * (16 * 14 + 32))
     assert [stream["per"] for stream in groups[0]["streams"]] == ["token"] * 3 + ["block"]

@@ -14,9 +14,13 @@ class Contents:
     def __init__(self) -> None:
         self._names: dict[tuple[int, int | bytes], int] = {}
 
+    def start(self, salt: bytes) -> int:
+        """The name of no tokens."""
+        return self._name(0, salt)
+
     def of(self, salt: bytes, tokens: Iterable[int]) -> np.ndarray:
         """A name for each token: i64 [n], all above 0."""
-        at = self._name(0, salt)
+        at = self.start(salt)
         names = []
         for token in tokens:
             at = self._name(at, token)
@@ -28,11 +32,12 @@ class Contents:
 
 
 class Memory:
-    """Blocks of every group, and places for them on the host: [n, block] names, 0 at first."""
+    """Blocks of every group, and places for them on the host: [n, block + 1] names, 0 at first, of a block's
+    tokens and last, where the group keeps it, of what was before the first."""
 
     def __init__(self, num_blocks: Sequence[int], places: int, block: int) -> None:
-        self.blocks = [np.zeros((count, block), np.int64) for count in num_blocks]
-        self.places = [np.zeros((places, block), np.int64) for _ in num_blocks]
+        self.blocks = [np.zeros((count, block + 1), np.int64) for count in num_blocks]
+        self.places = [np.zeros((places, block + 1), np.int64) for _ in num_blocks]
 
     def copy_blocks(self, group: int, pairs: np.ndarray) -> None:
         for source, target in pairs.tolist():

@@ -5,12 +5,16 @@ second depends on its whole past.
 
 Groups may be quantised by the block, as a KV format with scales per channel is: each has a tail, in which the
 tokens of a block are until it is full. What their block keeps of them then depends on all of it.
+
+Others are states of a recurrence: a layer's word, 0 at first, is changed by each token's own. A block keeps
+its tokens' words, and those of the layers before its first token.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -32,6 +36,7 @@ from runtime.step import Step
 
 BLOCK = 16
 VOCAB = 97
+Window = int | None | Literal["state"]  # of a group: positions that a token sees, None for all; or what it is
 
 
 def mix(*words: int) -> int:
@@ -71,7 +76,7 @@ def seen(words: list[int], p: int, window: int | None, quantized: int | None) ->
     return words[0 if window is None else max(0, p - window + 1) : p + 1]
 
 
-def reference(tokens: list[int], windows: list[int | None], quantized: int | None = None) -> np.ndarray:
+def reference(tokens: list[int], windows: Sequence[Window], quantized: int | None = None) -> np.ndarray:
     """Logits after the last token, without a cache: f32 [V]. quantized: tokens of a block, see seen()."""
     past: list[tuple[list[int], list[int]]] = [([], []) for _ in windows]
     state = 0
@@ -80,15 +85,21 @@ def reference(tokens: list[int], windows: list[int | None], quantized: int | Non
     return logits_of(state)
 
 
-Words = tuple[list[int], list[int]]  # of every token so far, what each layer keeps of it in one group
+Words = tuple[list[int], list[int]]  # in one group, what each layer keeps of every token, or has after it
 
 
 def next_state(
-    token: int, p: int, past: list[Words], windows: Sequence[int | None], quantized: Sequence[int | None]
+    token: int, p: int, past: list[Words], windows: Sequence[Window], quantized: Sequence[int | None]
 ) -> tuple[int, list[Words]]:
     """The state after a token at position p, and the words of all tokens up to it."""
     state, groups = token, list[Words]()
     for g, (window, block, (first, second)) in enumerate(zip(windows, quantized, past, strict=True)):
+        if window == "state":
+            first = [*first, mix(*(first[-1:] or [0]), mix(g, token, p))]
+            second = [*second, mix(*(second[-1:] or [0]), mix(7, state, first[-1]))]
+            state = mix(state, first[-1], second[-1])
+            groups.append((first, second))
+            continue
         first = [*first, mix(g, token, p)]
         keys = seen(first, p, window, block)
         second = [*second, mix(7, state, *keys)]
@@ -98,9 +109,9 @@ def next_state(
 
 
 class FakeExecutor:
-    """Per group and slot two 64-bit words, garbage at first. fail, fail_copies: what forward and copies
-    raise. nan: the token whose logits are NaN. What stands for the logits are the rows' numbers, in which
-    nothing can be seen of them.
+    """Per group and slot two 64-bit words, and of a state two more for a block, garbage at first. fail,
+    fail_copies: what forward and copies raise. nan: the token whose logits are NaN. What stands for the
+    logits are the rows' numbers, in which nothing can be seen of them.
 
     windows: of the groups that are no tails. quantized: which of them have tails, which come after all of
     them.
@@ -111,14 +122,18 @@ class FakeExecutor:
     def __init__(
         self,
         num_blocks: list[int],
-        windows: list[int | None],
+        windows: Sequence[Window],
         block: int = BLOCK,
         quantized: Iterable[int] = (),
     ) -> None:
         rng = np.random.default_rng(0)
         self.windows, self.block = windows, block
         self.tails = {group: len(windows) + i for i, group in enumerate(sorted(quantized))}
-        self.pools = [rng.integers(0, 2**63, (n * block, 2), dtype=np.uint64) for n in num_blocks]
+        rows = [block + (window == "state") for window in windows] + [block] * len(self.tails)
+        self.pools = [
+            rng.integers(0, 2**63, (count, size, 2), dtype=np.uint64)
+            for count, size in zip(num_blocks, rows, strict=False)
+        ]
         self.steps: list[tuple[int, int]] = []  # (tokens, requests) of each
         self.fail: Exception | None = None
         self.fail_copies: Exception | None = None
@@ -133,6 +148,7 @@ class FakeExecutor:
         self.steps.append((len(step.ids), len(step.lens)))
         states = np.zeros(len(step.ids), np.uint64)
         for r in range(len(step.lens)):
+            self._words = {g: self._before(step, r, g) for g, w in enumerate(self.windows) if w == "state"}
             for t in range(step.starts[r], step.starts[r + 1]):
                 states[t] = self._token(step, r, t)
         logits = np.array([logits_of(int(states[row])) for row in step.rows], np.float32)
@@ -145,13 +161,16 @@ class FakeExecutor:
         token, p = int(step.ids[t]), int(step.pos[t])
         state = token
         for g, window in enumerate(self.windows):
+            if window == "state":
+                state = self._change(step, r, g, p, state, mix(g, token, p))
+                continue
             tail = self.tails.get(g, g)
-            slot = step.slots[tail][t]
-            self.pools[tail][slot, 0] = mix(g, token, p)
+            place = divmod(int(step.slots[tail][t]), self.block)
+            self.pools[tail][*place, 0] = mix(g, token, p)
             words = self._read(step, r, g, 0 if window is None else max(0, p - window + 1), p)
             first = words[:, 0].tolist()
             second = mix(7, state, *first)
-            self.pools[tail][slot, 1] = second
+            self.pools[tail][*place, 1] = second
             state = mix(state, *first, *words[:-1, 1].tolist(), second)
             if tail != g and (p + 1) % self.block == 0:
                 self._quantize(step, r, g, p // self.block)
@@ -160,9 +179,35 @@ class FakeExecutor:
     def _read(self, step: Step, r: int, g: int, low: int, p: int) -> np.ndarray:
         """The words of positions low to p, [n, 2]: those of p's own block are in the tail, if it has one."""
         first, own, tail = low // self.block, p // self.block, self.tails.get(g, g)
-        before = self._blocks(g)[step.tables[g][r, first:own]]
-        words = [*before, self._blocks(tail)[step.tables[tail][r, own], : p % self.block + 1]]
+        before = self.pools[g][step.tables[g][r, first:own]]
+        words = [*before, self.pools[tail][step.tables[tail][r, own], : p % self.block + 1]]
         return np.concatenate(words)[low - first * self.block :]
+
+    def _before(self, step: Step, r: int, g: int) -> tuple[int, int]:
+        """A state's words before a request's first token of the step."""
+        p = int(step.pos[step.starts[r]])
+        if p == 0:
+            return 0, 0
+        i = (p - 1) // self.block
+        block = int(step.tables[g][r, i])
+        assert block >= 0, "a block that is read was left out"
+        *tokens, (first, second) = self.pools[g][block].tolist()
+        for own in tokens[: p - i * self.block]:
+            first, second = mix(first, own[0]), mix(second, own[1])
+        return first, second
+
+    def _change(self, step: Step, r: int, g: int, p: int, state: int, own: int) -> int:
+        """What a token, whose first word is given, makes of what it sees. Both stay if there is a block."""
+        before = self._words[g]
+        first = mix(before[0], own)
+        second = mix(7, state, first)
+        self._words[g] = first, mix(before[1], second)
+        block = int(step.tables[g][r, p // self.block])
+        if block >= 0:
+            self.pools[g][block, p % self.block] = own, second
+            if p % self.block == 0:
+                self.pools[g][block, self.block] = before
+        return mix(state, *self._words[g])
 
     def _quantize(self, step: Step, r: int, g: int, i: int) -> None:
         """A request's block that its tail has all of now."""
@@ -180,12 +225,15 @@ class FakeExecutor:
             assert count > 0
             want = np.arange(length - count, length)
             assert (step.pos[step.starts[r] : step.starts[r + 1]] == want).all()
-        for slots, pool, table in zip(step.slots, self.pools, step.tables, strict=True):
-            assert len(set(slots.tolist())) == len(slots), "two tokens of a step share a slot"
-            assert 0 <= slots.min() and slots.max() < len(pool)
-            assert 0 <= table.min() and table.max() < len(pool) // self.block
+        for g, (slots, pool, table) in enumerate(zip(step.slots, self.pools, step.tables, strict=True)):
             for array in (slots, table):
                 assert array.dtype == np.int32 and array.flags.c_contiguous
+            assert table.max() < len(pool)
+            if self.windows[g : g + 1] == ["state"]:
+                continue  # -1 where there is no block
+            assert len(set(slots.tolist())) == len(slots), "two tokens of a step share a slot"
+            assert 0 <= slots.min() and slots.max() < len(pool) * self.block
+            assert 0 <= table.min()
 
     def sample(self, rows: Logits, args: SampleArgs) -> Sampled:
         logits = self.download(rows)
@@ -239,12 +287,8 @@ class FakeExecutor:
         for place, block in pairs.tolist():
             self._block(group, block)[:] = self.host[group, place]
 
-    def _blocks(self, group: int) -> np.ndarray:
-        """All blocks' words, [blocks, block, 2], a view."""
-        return self.pools[group].reshape(-1, self.block, 2)
-
     def _block(self, group: int, block: int) -> np.ndarray:
-        return self._blocks(group)[block]
+        return self.pools[group][block]
 
     def scribble(self, seq: Sample, positions: range) -> None:
         """Write garbage where a forward of these positions writes: in their slots, or where a group is
@@ -252,7 +296,10 @@ class FakeExecutor:
         for p in positions:
             for g in range(len(self.windows)):
                 tail, i = self.tails.get(g, g), p // self.block
-                self._block(tail, int(seq.tables[tail].ids[i]))[p % self.block] = mix(99, p)
+                block = self._block(tail, int(seq.tables[tail].ids[i]))
+                block[p % self.block] = mix(99, p)
+                if self.windows[g] == "state" and p % self.block == 0:
+                    block[self.block] = mix(97, p)
                 if tail != g and (p + 1) % self.block == 0:
                     self._block(g, int(seq.tables[g].ids[i]))[:] = mix(98, p)
 
@@ -260,10 +307,14 @@ class FakeExecutor:
         self.closed = True
 
 
+def group_of(count: int, window: Window) -> Group:
+    return Group(count, state=True) if window == "state" else Group(count, window)
+
+
 def fake_engine(
     *,
     kv_blocks: int | list[int] = 64,
-    windows: tuple[int | None, ...] = (None,),
+    windows: tuple[Window, ...] = (None,),
     max_step_tokens: int = 64,
     max_requests: int = 16,
     score_rows: int = 128,
@@ -281,10 +332,11 @@ def fake_engine(
 ) -> Engine:
     """quantized: groups that have tails, see FakeExecutor; kv_blocks counts tails' blocks too. draft_rows: if
     there is a drafter."""
-    lifetimes = [*((window, False) for window in windows), *((None, True) for _ in quantized)]
-    counts = [kv_blocks] * len(lifetimes) if isinstance(kv_blocks, int) else kv_blocks
+    num_groups = len(windows) + len(quantized)
+    counts = [kv_blocks] * num_groups if isinstance(kv_blocks, int) else kv_blocks
     executor = FakeExecutor(counts, list(windows), block, quantized)
-    groups = [Group(n, window, tail) for n, (window, tail) in zip(counts, lifetimes, strict=True)]
+    groups = [group_of(count, window) for count, window in zip(counts, windows, strict=False)]
+    groups += [Group(count, tail=True) for count in counts[len(windows) :]]
     cache = Cache(groups, block=block, prefix_cache=prefix_cache)
     limits = Limits(max_step_tokens, max_requests, score_rows, draft_rows if drafter else 0)
     model = Model("f32", VOCAB, max_context, None, eos)

@@ -154,8 +154,8 @@ class ModelKernels:
         )
         model = FakeExecutor([], list(self.windows))
         model.nan = self.nan
-        counts = [n * BLOCK for n in self.num_blocks]
-        model.pools = [view(a, (n, 2), np.uint64) for a, n in zip(groups[2::3], counts, strict=True)]
+        held = zip(groups[2::3], self.num_blocks, strict=True)
+        model.pools = [view(a, (n, BLOCK, 2), np.uint64) for a, n in held]
         self.steps.append((t, r, q))
         self.widths.append(m)
         real = _unpadded(step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
+from itertools import takewhile
 
 import numpy as np
 from hypothesis import strategies as st
@@ -31,6 +32,7 @@ indices = st.integers(0, 11)  # into lists of any length, modulo it
 sizes = st.tuples(st.integers(0, 3), st.sampled_from((0, 0, 1, -1, 5)))  # blocks, and tokens beside them
 on_hosts = st.sampled_from((True, True, False))
 counts = st.sampled_from((1, 5, "block", "all"))  # tokens of a chunk
+KEPT = (None, None, 1, 7, 16, 17, 40, "tail", "state", "state")  # of a group: all, a window, or a block
 
 
 class WatchedPool(BlockPool):
@@ -48,7 +50,8 @@ class WatchedPool(BlockPool):
 
 class CacheMachine(RuleBasedStateMachine):
     """live: sequences that hold blocks; waiting: those that do not. found: per group, which block is findable
-    under the name of its last token. promised: such names of blocks that a live sequence will compute.
+    under the name of its last token. promised: such names of blocks that a live sequence will compute; met:
+    of those that were computed; wanted: of those of states that somebody waits for, or may.
     """
 
     def __init__(self, totals: Counter[str]) -> None:
@@ -58,18 +61,19 @@ class CacheMachine(RuleBasedStateMachine):
     @initialize(
         block=st.sampled_from((8, 16, 32)),
         groups=st.lists(
-            st.tuples(st.integers(2, 20), st.sampled_from((None, None, 1, 7, 16, 17, 40, "tail"))),
+            st.tuples(st.integers(2, 20), st.sampled_from(KEPT)),
             min_size=1,
             max_size=3,
         ),
         prefix_cache=st.sampled_from((True, True, True, False)),
         places=st.sampled_from((0, 3, 40, 40)),
-        step_tokens=st.sampled_from((3, 20, 100)),
+        step_tokens=st.sampled_from((3, 20, 100, 200)),
     )
     def start(self, block, groups, prefix_cache, places, step_tokens):
         self.block, self.prefix_cache, self.step_tokens = block, prefix_cache, step_tokens
         self.groups = [
-            Group(count, None, True) if window == "tail" else Group(count, window) for count, window in groups
+            Group(count, None if isinstance(window, str) else window, window == "tail", window == "state")
+            for count, window in groups
         ]
         self.cache = Cache(self.groups, block=block, prefix_cache=prefix_cache)
         self.cache.pools[:] = [
@@ -82,6 +86,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.waiting: list[Sequence] = []
         self.found: list[dict[int, int]] = [{} for _ in groups]
         self.promised: dict[Sequence, list[int]] = {}
+        self.met, self.wanted = set[int](), set[int]()
         self.histories = [[i % 3 for i in range(4 * block)]]
         self.number = 0
 
@@ -135,7 +140,11 @@ class CacheMachine(RuleBasedStateMachine):
                     break
                 chunks.pop(self.live[-1], None)
                 self.preempt(self.live[-1], on_host)
+        for seq, count in chunks.items():
+            self.keep_hits(seq, count)
         self.cache.moves.run(self.memory)
+        for seq in chunks:
+            self.read(seq, seq.computed)
         for seq, count in chunks.items():
             self.write(seq, count)
         for seq, count in chunks.items():
@@ -200,7 +209,10 @@ class CacheMachine(RuleBasedStateMachine):
             ends = []
         hit = max(h for h in range(len(ends) + 1) if self.is_served(ends, h))
         coming = {name for names in self.promised.values() for name in names}
-        waits = hit < len(ends) and ends[hit] in coming
+        run = list(takewhile(coming.__contains__, ends[hit : hit + 1]))
+        if any(group.state for group in self.groups):
+            run = list(takewhile((coming | self.met).__contains__, ends[hit:]))
+        waits = any(name in coming for name in run)
         blocks = [
             {found[ends[i]] for i in range(self.first_read(group, hit * self.block), hit)}
             for group, found in enumerate(self.found)
@@ -212,6 +224,9 @@ class CacheMachine(RuleBasedStateMachine):
         if admitted:
             assert seq.computed == hit * self.block
             self.promised[seq] = ends[hit:]
+            self.wanted.update(run[-1:])
+        elif waits:
+            self.wanted.add([name for name in run if name in coming][-1])
         return admitted
 
     def restore(self, seq: Sequence, others: list[Sequence]) -> bool:
@@ -253,7 +268,8 @@ class CacheMachine(RuleBasedStateMachine):
         wanted = []
         for group, table in enumerate(seq.tables):
             copied = at < table.length and self.is_read_by_others(group, seq, int(table.ids[at]))
-            wanted.append(max(0, need - table.length) + copied)
+            lacking = max(0, need - table.length)
+            wanted.append((min(lacking, 1) if self.groups[group].state else lacking) + copied)
         fits = all(
             want <= group.num_blocks - len(self.held(g))
             for g, (want, group) in enumerate(zip(wanted, self.groups, strict=True))
@@ -265,23 +281,43 @@ class CacheMachine(RuleBasedStateMachine):
             assert before == [table.live() for table in seq.tables]
         return extended
 
+    def keep_hits(self, seq: Sequence, count: int) -> None:
+        """Where there is room, a state's blocks are held that prompts which begin alike go on from."""
+        names, of_prompt = self.names(seq), (seq.prompt_tokens - 1) // self.block - 1
+        self.cache.keep_hits(seq, seq.computed + count)
+        for i in range(seq.computed // self.block, (seq.computed + count) // self.block):
+            wanted = i == of_prompt or names[(i + 1) * self.block - 1] in self.wanted
+            for group, pool in enumerate(self.cache.pools):
+                held = seq.tables[group].ids[i] >= 0
+                assert held or not wanted or not self.prefix_cache or not pool.num_free, "a hit is lost"
+                self.totals["kept for a hit"] += held and wanted and self.groups[group].state
+                self.totals["left out"] += not held
+
     def write(self, seq: Sequence, count: int) -> None:
         names = self.names(seq)
         for group, table in enumerate(seq.tables):
             for p in range(seq.computed, seq.computed + count):
-                block = int(table.ids[p // self.block])
+                block, memory = int(table.ids[p // self.block]), self.memory.blocks[group]
+                if block < 0:
+                    assert self.groups[group].state
+                    continue
                 assert not self.is_read_by_others(group, seq, block), "a block that others read is written"
-                self.memory.blocks[group][block, p % self.block] = names[p]
+                memory[block, p % self.block] = names[p]
+                if p % self.block == 0:
+                    memory[block, self.block] = self.before(seq, p)
 
     def read(self, seq: Sequence, computed: int) -> None:
         """Every position that a token at seq.computed or later sees, up to `computed`."""
         names = self.names(seq)[:computed]
         for group, table in enumerate(seq.tables):
-            first = self.first_seen(group, seq.computed)
+            first = self.first_seen(group, computed if self.groups[group].state else seq.computed)
             assert table.first * self.block <= first, "a block that is read was given back"
             p = np.arange(first, computed)
             blocks = table.ids[: table.length][p // self.block]
+            assert (blocks >= 0).all(), "a block that is read was left out"
             assert (self.memory.blocks[group][blocks, p % self.block] == names[first:]).all()
+            if self.groups[group].state and computed:
+                assert self.memory.blocks[group][blocks[0], self.block] == self.before(seq, first)
 
     def advance(self, seq: Sequence, count: int) -> None:
         """Blocks that filled are findable, under the older one of two with the same content."""
@@ -290,11 +326,12 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.advance(seq, seq.computed + count)
         for i in range(before, seq.computed // self.block if self.prefix_cache else 0):
             end = int(names[(i + 1) * self.block - 1])
+            self.met.add(end)
             if end in self.promised.get(seq, []):
                 self.promised[seq].remove(end)
             for group, table in enumerate(seq.tables):
-                if self.groups[group].tail:
-                    continue  # nobody looks there
+                if self.groups[group].tail or own[group][i] < 0:
+                    continue  # nobody looks there, or there is none
                 block = self.found[group].setdefault(end, own[group][i])
                 assert i < table.first or table.ids[i] == block, "what could be shared is not"
                 self.totals["found its like"] += block != own[group][i]
@@ -346,6 +383,10 @@ class CacheMachine(RuleBasedStateMachine):
             names = self.named[seq] = self.contents.of(seq.salt, seq.ids[: seq.num_tokens].tolist())
         return names
 
+    def before(self, seq: Sequence, position: int) -> int:
+        """The name of the tokens before a position."""
+        return int(self.names(seq)[position - 1]) if position else self.contents.start(seq.salt)
+
     def need(self, seq: Sequence, group: Group) -> int:
         return group.most_blocks(seq.num_tokens, self.step_tokens, self.block)
 
@@ -353,6 +394,8 @@ class CacheMachine(RuleBasedStateMachine):
         """The first position that the token at a position sees."""
         if self.groups[group].tail:
             return position // self.block * self.block
+        if self.groups[group].state:
+            return max(0, position - 1) // self.block * self.block
         window = self.groups[group].window
         return 0 if window is None else max(0, position - window + 1)
 
@@ -380,6 +423,8 @@ class CacheMachine(RuleBasedStateMachine):
             return
         self.cache.check(self.live)
         self.swap.check()
+        coming = {name for names in self.promised.values() for name in names}
+        self.wanted &= coming
         assert self.cache.prefixes.coming.total() == sum(map(len, self.promised.values()))
         assert self.cache.log.amounts["evict"] == sum(pool.evictions for pool in self.cache.pools)
         for seq in self.live:
@@ -392,7 +437,7 @@ class CacheMachine(RuleBasedStateMachine):
             assert pool.num_free == pool.num_blocks - len(held)
             assert pool.num_cached == len(set(found.values()) - held), "a findable block was lost"
             for name, block in found.items():
-                assert self.memory.blocks[group][block, -1] == name
+                assert self.memory.blocks[group][block, self.block - 1] == name
 
     def teardown(self):
         if not hasattr(self, "cache"):
@@ -405,7 +450,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 HAPPENS = ("prefix_hit", "fork", "fork inside a block", "copy_on_write", "evict", "swap_out", "swap_in",
-           "not yet", "waits for a hit", "found its like")  # fmt: skip
+           "not yet", "waits for a hit", "found its like", "left out", "kept for a hit")  # fmt: skip
 
 
 def test_every_sequence_reads_its_own_tokens(record_property):

@@ -18,14 +18,15 @@ from runtime.errors import EngineError
 from runtime.penalties import adjust
 from runtime.speculation.lookup import LookupDrafter
 from tests.examples import examples, happened
-from tests.runtime.fake import VOCAB, Words, fake_engine, logits_of, next_state
+from tests.runtime.fake import VOCAB, Window, Words, fake_engine, logits_of, next_state
 from tests.runtime.schedules import HAPPENS, Alone, EngineMachine, one_of_each, prompts, stepped
 
 CONTEXT = 64
 EOS = (5, 11)
-Groups = tuple[tuple[int | None, ...], tuple[int, ...]]  # windows, and which of them are quantised
+Groups = tuple[tuple[Window, ...], tuple[int, ...]]  # windows, and which of them are quantised
 GROUPS: tuple[Groups, ...] = (
     ((None,), ()), ((None, 10), ()), ((7,), ()), ((13, None, 4), ()), ((None,), (0,)), ((10, None), (0, 1)),
+    (("state",), ()), ((None, "state"), ()), (("state", 10, None), (2,)), (("state", "state", 7), ()),
 )  # fmt: skip
 WORDS = prompts(VOCAB, CONTEXT)
 
@@ -183,10 +184,14 @@ def definition(groups: Groups, block: int | None) -> Definition:
 
 
 @pytest.mark.parametrize("drafts", [None, "oracle"], ids=["no drafts", "drafts"])
-@pytest.mark.parametrize("quantized", [(), (0, 1)], ids=["plain", "with tails"])
-def test_one_of_each_gives_what_the_model_says(quantized, drafts):
+@pytest.mark.parametrize(
+    "groups",
+    [((None, 10), ()), ((None, 10), (0, 1)), ((None, "state"), ()), ((None, "state"), (0,))],
+    ids=["plain", "with tails", "with a state", "with a state and a tail"],
+)
+def test_one_of_each_gives_what_the_model_says(groups, drafts):
     machine = FakeMachine(Counter())
-    machine.start(8, ((None, 10), quantized), (96, 96, 96, 96), 16, 4, 5, True, 40, drafts, 2)
+    machine.start(8, groups, (96, 96, 96, 96), 16, 4, 5, True, 40, drafts, 2)
     one_of_each(machine)
     happened(machine.totals, HAPPENS[: None if drafts else -2], always=True)
 

@@ -16,7 +16,7 @@ from runtime.limits import Limits
 from runtime.manifest import Model
 from runtime.sampling import Sampling
 from tests.runtime import test_scheduler as scheduling
-from tests.runtime.fake import BLOCK, VOCAB, FakeExecutor, fake_engine
+from tests.runtime.fake import VOCAB, FakeExecutor, fake_engine
 
 WINDOWS = (None, 20)
 FAULTS = {"forward", "nan", "sample", "extend", "admit"}  # that happen within a second or two, and
@@ -62,7 +62,7 @@ def test_who_waits_for_a_copy_that_failed_in_anothers_step_is_computed_again():
 
     def half_a_copy(group, pairs):
         for _, block in pairs.tolist():
-            core.executor.pools[group][block * BLOCK : (block + 1) * BLOCK] = 7
+            core.executor.pools[group][block] = 7
         raise EngineError("no copy")
 
     seq, extend, swap_in = waiting.sequences[0], core.scheduler.cache.extend, core.executor.swap_in
