@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from ir.dims import symbol
 from ir.graph import tensor_of
 from ir.text.printer import print_graph
 from passes.canonicalize import Canonicalize
@@ -309,3 +310,42 @@ def test_rows_of_heads_are_heads_of_rows() -> None:
     assert ("matmul", "1,2,S,S") in kinds(body(rows, heads, *product))
     product[2] = product[2].replace("%h", "%a")  # a token's heads in a row are no heads of rows
     assert ("matmul", "1,2*S,S") in kinds(body(rows, *product))
+
+
+def test_what_is_done_for_rows_of_tokens_and_heads_keeps_the_token_axis() -> None:
+    """A norm over each head, times a gate in the same rows, as reshape(-1, head_size) makes them."""
+    text = graph_text(
+        "graph @g(%x: f32[1,S,2,4], %y: f32[1,S,8]) dims {S: 1..64} {",
+        "%a = reshape %x {shape=[2*S,4]} : f32[2*S,4]",
+        "%g = reshape %y {shape=[2*S,4]} : f32[2*S,4]",
+        "%n = rms_norm %a, @w: f32[4] {eps=1e-06} : f32[2*S,4]",
+        "%s = sigmoid %g : f32[2*S,4]",
+        "%t = mul %n, %s : f32[2*S,4]",
+        "%l = linear %t, @m: f32[4,4] : f32[2*S,4]",
+        "%u = mean %l {axes=[1], keepdims=true} : f32[2*S,1]",
+        "%v = sub %l, %u : f32[2*S,4]",
+        "%z = reshape %v {shape=[1,S,8]} : f32[1,S,8]",
+    )
+    found = apply(Canonicalize(), text).graph
+    assert all(isinstance(d, int) or d == symbol("S") for op in found.ops for d in tensor_of(op.out).shape)
+    assert {op.kind for op in found.ops} == {
+        "reshape", "rms_norm", "sigmoid", "mul", "linear", "mean", "sub"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "%v = mean %a {axes=[0], keepdims=true} : f32[1,4]",
+        "%v = layer_norm %a {eps=1e-06, rank=2} : f32[2*S,4]",
+        "%v = softmax %a {axis=0} : f32[2*S,4]",
+    ],
+)
+def test_what_mixes_the_rows_of_tokens_stays(line: str) -> None:
+    text = graph_text(
+        "graph @g(%x: f32[1,S,2,4]) dims {S: 1..64} {",
+        "%a = reshape %x {shape=[2*S,4]} : f32[2*S,4]",
+        line,
+        "%z = neg %v : " + line.rsplit(" ", 1)[1],
+    )
+    assert "f32[2*S,4]" in print_graph(apply(Canonicalize(), text).graph)
