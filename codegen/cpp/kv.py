@@ -8,7 +8,7 @@ from codegen.cpp.context import Context, dtype_of, refuse, shape_of
 from codegen.cpp.spelling import call, ctype, literal
 from codegen.kv_block import BLOCKS, STRIP, Place, block_bytes, keys_in_lanes, stream_places
 from codegen.masks import key_range
-from ir.graph import Op, Value
+from ir.graph import Arg, Op, Value
 from ir.ops.attention import FIRST_TABLE, TAIL
 from ir.types import CHANNEL, KV, DType, Stream
 from passes.match import attribute, operand
@@ -108,6 +108,12 @@ def _check_read(op: Op, kv: KV) -> None:
         raise refuse(op, f"streams of {key.heads} and {value.heads} heads")
 
 
+def _bias(ctx: Context, bias: Arg) -> tuple[str, str]:
+    """Slopes, and numbers by distance and how many: the kernel's operands for what is added by distance."""
+    pointer, shape = ctx.pointer(bias), () if bias is None else shape_of(bias)
+    return ("nullptr", f"{pointer}, {shape[1]}") if len(shape) == 2 else (pointer, "nullptr, 0")
+
+
 def paged_attention(ctx: Context, op: Op) -> list[str]:
     q, (cache, group) = op.args[0], _state(ctx, op.args[1])
     _check_read(op, cache)
@@ -121,12 +127,13 @@ def paged_attention(ctx: Context, op: Op) -> list[str]:
         tail, tail_types = _cache(exact, exact_group, layer), _partition(exact)
     mask = ctx.mask(op.attr("mask"), tuple(int(cast(Any, shape_of(t)[1])) for t in tables))
     scale, softcap = (literal(float(attribute(op, n)), DType.F32) for n in ("scale", "softcap"))
-    sinks, slopes = ctx.pointer(operand(op, 5)), ctx.pointer(operand(op, 6))
+    sinks, (slopes, distances) = ctx.pointer(operand(op, 5)), _bias(ctx, operand(op, 6))
     key, value = cast("tuple[Stream, Stream]", cache.streams[:2])
     out = ctype(dtype_of(op.out))
     return [
         f"AttentionArgs<{out}> args{{{ctx.pointer(q)}, {ctx.ld(q)}, {ctx.pointer(op.out)}, {ctx.ld(op.out)},",
-        f"                   {shape_of(q)[1]}, {key.heads}, {scale}, {softcap}, {sinks}, {slopes},",
+        f"                   {shape_of(q)[1]}, {key.heads}, {scale}, {softcap}, {sinks},",
+        f"                   {slopes}, {distances},",
         f"                   {_cache(cache, group, layer)},",
         f"                   {tail},",
         f"                   s.lens, s.starts, R, {ctx.scratch(op)}}};",

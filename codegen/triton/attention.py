@@ -33,6 +33,7 @@ from ir.types import KV, DType
 from passes.match import attribute
 
 LOG2E = 1.4426950408889634
+_LOADED = {"slopes": "slope", "distances": "of_distance"}  # what rows have of an operand
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,8 @@ class Attention(AttentionOp):
     @cached_property
     def hooks(self) -> dict[str, Any]:
         scale, softcap = float(self.op.attr("scale")), float(attribute(self.op, "softcap"))
-        slopes = self.optional(6) is not None
-        plain = not softcap and not slopes and scale > 0
+        biased = self.optional(6) is not None
+        plain = not softcap and not biased and scale > 0
         return {
             "mask": self.mask,
             "block": self.kv.block,
@@ -79,9 +80,10 @@ class Attention(AttentionOp):
             "precision": self.ctx.device.dot_f32,
             "softcap": literal(softcap) if softcap else "",
             "scale": literal(scale / softcap if softcap else scale),
-            "scaled": not plain and not softcap and not slopes,
+            "scaled": not plain and not softcap and not biased,
             "unit": literal(scale * LOG2E if plain else LOG2E),
-            "slopes": slopes,
+            "slopes": biased and not self.distances,
+            "distances": self.distances,
             "sinks": self.optional(5) is not None,
             "log2e": literal(LOG2E),
         }
@@ -105,8 +107,8 @@ class Attention(AttentionOp):
     @cached_property
     def extra(self) -> dict[str, Arg]:
         """Operands that only some have, but for sinks."""
-        slopes = self.optional(6)
-        found = {} if slopes is None else {"slopes": self.ctx.pointer(slopes)}
+        bias, name = self.optional(6), "distances" if self.distances else "slopes"
+        found = {} if bias is None else {name: self.ctx.pointer(bias)}
         return found | {f"table{i}": self.ctx.pointer(t) for i, t in enumerate(self.tables)}
 
     def kernel_hooks(self, tile: AttentionTile) -> dict[str, Any]:
@@ -122,7 +124,7 @@ class Attention(AttentionOp):
                 "own_name": self.attend_own(tile),
                 "merge_name": self.merge(),
                 "pointers": ", ".join(["k_head", "v_head", *arrays]),
-                "extra": "".join(f", {'slope' if name == 'slopes' else name}" for name in self.extra),
+                "extra": "".join(f", {_LOADED.get(name, name)}" for name in self.extra),
                 "parts": parts,
                 "heads": heads,
                 "tokens": tile.rows // heads,
@@ -160,7 +162,7 @@ class Attention(AttentionOp):
             *arrays,
             *"blocks acc total top first last low high position".split(),
         ]
-        names += ["slope" if name == "slopes" else name for name in self.extra]
+        names += [_LOADED.get(name, name) for name in self.extra]
         body = render("attend", **self.hooks | streams | {"seen": seen})
         return self.ctx.module.function("attend", names, ["MASKED", "BLOCK_N"], body)
 

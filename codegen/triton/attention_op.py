@@ -56,6 +56,13 @@ class AttentionOp:
         return cast("Value | Weight | None", found)
 
     @cached_property
+    def distances(self) -> int:
+        """Of the numbers that are added by distance; 0 where there are none, or slopes."""
+        bias = self.optional(6)
+        shape = () if bias is None else shape_of(bias)
+        return cast(int, shape[1]) if len(shape) == 2 else 0
+
+    @cached_property
     def tables(self) -> list[Value | Weight]:
         return [cast("Value | Weight", a) for a in self.op.args[FIRST_TABLE:]]
 

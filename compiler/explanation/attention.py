@@ -23,7 +23,8 @@ def attention_of(op: Op, groups: dict[str, int], proofs: dict[str, str]) -> Atte
     state: Any = getattr(op.args[1], "type", None)
     paged = isinstance(state, KV)
     query_heads, kv_heads, head_size, value_size = _paged_sizes(op, state) if paged else _sizes(op)
-    sinks, slopes = (operand(op, OPS[op.kind].operands.index(f"{n}?")) for n in ("sinks", "slopes"))
+    sinks, bias = (operand(op, OPS[op.kind].operands.index(f"{n}?")) for n in ("sinks", "bias"))
+    by_distance = bias is not None and len(tensor_of(bias).shape) == 2
     mask = op.attr("mask")
     return Attention(
         query_heads=query_heads,
@@ -33,7 +34,8 @@ def attention_of(op: Op, groups: dict[str, int], proofs: dict[str, str]) -> Atte
         scale=float(attribute(op, "scale")),
         softcap=float(attribute(op, "softcap")),
         sinks=sinks is not None,
-        alibi=slopes is not None,
+        alibi=bias is not None and not by_distance,
+        by_distance=by_distance,
         mask=NOT_PROVED if mask is None else mask_in_words(mask),
         window=window_of(mask),
         proof=proofs.get(op.outs[0].name, ""),

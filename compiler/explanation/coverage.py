@@ -109,6 +109,7 @@ def _kind(a: Attention) -> str:
         *(["softcap"] if a.softcap else []),
         *(["sinks"] if a.sinks else []),
         *(["ALiBi"] if a.alibi else []),
+        *(["bias by distance"] if a.by_distance else []),
     ]
     return ", ".join(notes)
 

@@ -24,6 +24,7 @@ class Attention:
     softcap: float
     sinks: bool
     alibi: bool
+    by_distance: bool
     mask: str
     window: int | None
     proof: str

@@ -199,6 +199,7 @@ def _attention(a: Attention) -> str:
         *([f"softcap {a.softcap:g}"] if a.softcap else []),
         *(["sinks"] if a.sinks else []),
         *(["ALiBi"] if a.alibi else []),
+        *(["bias by distance"] if a.by_distance else []),
     ]
     heads = f"{_number(a.query_heads, 'query head')}, {_number(a.kv_heads, 'KV head')}"
     return f"{heads}, size {size}, {', '.join(notes)}"

@@ -165,4 +165,6 @@ def _positions(graph: Graph, layers: Iterable[Layer]) -> Iterator[str]:
         yield "rotary embedding, not fused"
     if any(a.alibi for b in layers for a in b.attentions):
         yield "ALiBi"
+    if any(a.by_distance for b in layers for a in b.attentions):
+        yield "a bias by distance"
     yield from (f"a table of {rows} rows, @{name}" for name, rows in position_tables(graph))

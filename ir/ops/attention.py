@@ -30,6 +30,16 @@ def _check_per_head(call: Call, index: int, heads: Dim) -> None:
         call.fail(f"operand {index} is {list(per_head.shape)}, not one float per head [{heads}]")
 
 
+def _check_bias(call: Call, index: int, heads: Dim) -> None:
+    """Slopes [H], or numbers [H,N] by distance."""
+    bias = call.optional(index)
+    if bias is None or bias.rank != 2:
+        return _check_per_head(call, index, heads)
+    size = bias.shape[1]
+    if bias.shape[0] != heads or not isinstance(size, int) or size < 1 or not bias.dtype.is_float:
+        call.fail(f"operand {index} is {list(bias.shape)}, not floats [{heads},N] by distance")
+
+
 def _check_mask(call: Call, mask: Tensor, shape: tuple[Dim, ...]) -> None:
     if call.attrs["mask"] is not None:
         call.fail("has both a mask operand and a mask predicate")
@@ -67,7 +77,7 @@ def _attention(call: Call) -> tuple[Type, ...]:
     if mask is not None:
         _check_mask(call, mask, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
     _check_per_head(call, 4, q.shape[1])
-    _check_per_head(call, 5, q.shape[1])
+    _check_bias(call, 5, q.shape[1])
     _check_predicate(call, 6)
     _check_scores(call)
     return (Tensor(q.dtype, (q.shape[0], q.shape[2], q.shape[1], v.shape[3])),)
@@ -123,7 +133,7 @@ def _paged_attention(call: Call) -> tuple[Type, ...]:
     check_tables(call, call.tensor(2), call.tensor(3), call.tensor(4))
     _check_heads(call, q.shape[1], key.heads)
     _check_per_head(call, 5, q.shape[1])
-    _check_per_head(call, 6, q.shape[1])
+    _check_bias(call, 6, q.shape[1])
     if (len(call.types) > TAIL and call.types[TAIL] is not None) != kv.needs_tail:
         call.fail("a state whose scales span a block is read with its tail, and no other")
     if kv.needs_tail:
@@ -176,16 +186,22 @@ def _positions(first: int, last: int) -> Array:
     return np.asarray(cast(Any, np.arange(first, last)))
 
 
-def _slope_bias(slopes: Array | None, q: Any, k: Any) -> Any:
-    """ALiBi (arXiv 2108.12409): slopes [H] times the distance, [H, S, N]."""
-    return 0.0 if slopes is None else slopes[:, None, None] * (k[None, :] - q[:, None])
+def _bias_of(bias: Array | None, q: Any, k: Any) -> Any:
+    """What is added by distance, [H, S, N]: slopes [H] times k - q (ALiBi, arXiv 2108.12409), or the number
+    [H, N] at q - k, the last one beyond."""
+    if bias is None:
+        return 0.0
+    distance = q[:, None] - k[None, :]
+    if bias.ndim == 1:
+        return -bias[:, None, None] * distance
+    return bias[:, np.clip(distance, 0, bias.shape[1] - 1)]
 
 
 def _attention_reference(call: RefCall) -> tuple[Array]:
-    q, k, v, mask, sinks, slopes = (call.arg(i) for i in range(6))
+    q, k, v, mask, sinks, by_distance = (call.arg(i) for i in range(6))
     positions = _positions(0, q.shape[2])
     keep: Any = True
-    bias = _slope_bias(slopes, positions, positions)
+    bias = _bias_of(by_distance, positions, positions)
     if mask is not None:
         mask = np.broadcast_to(mask, (1, q.shape[1], q.shape[2], q.shape[2]))[0]
         keep, bias = (mask, bias) if mask.dtype == np.bool_ else (True, bias + mask)
@@ -254,7 +270,7 @@ def _cached(call: RefCall, request: int, end: int) -> list[Array]:
 
 
 def _paged_attention_reference(call: RefCall) -> tuple[Array]:
-    q, lens, starts, sinks, slopes = (call.arg(i) for i in (0, 3, 4, 5, 6))
+    q, lens, starts, sinks, by_distance = (call.arg(i) for i in (0, 3, 4, 5, 6))
     kv, scores = cast(KV, call.types[1]), (call.attrs["scale"], call.attrs["softcap"])
     out = np.empty((q.shape[0], q.shape[1], kv.streams[1].head_size), q.dtype)
     for r, total in enumerate(lens):
@@ -266,14 +282,14 @@ def _paged_attention_reference(call: RefCall) -> tuple[Array]:
             positions, keys = _positions(low, high), _positions(0, high)
             keep = _mask_of(call, positions, keys, call.args[FIRST_TABLE:])
             rows = slice(last - total + low, last - total + high)
-            bias = _slope_bias(slopes, positions, keys)
+            bias = _bias_of(by_distance, positions, keys)
             out[rows] = attend(q[rows].transpose(1, 0, 2), k, v, keep, bias, sinks, *scores)
     return (out,)
 
 
-_ATTENTION = ("q", "k", "v", "mask?", "sinks?", "slopes?", "tables*")
+_ATTENTION = ("q", "k", "v", "mask?", "sinks?", "bias?", "tables*")
 _PAGED = (
-    "q", "kv", "table", "lens", "starts", "sinks?", "slopes?", "tail?", "tail_table?", "tables*",
+    "q", "kv", "table", "lens", "starts", "sinks?", "bias?", "tail?", "tail_table?", "tables*",
 )  # fmt: skip
 _SEAL = ("kv", "tail", "table", "tail_table", "lens", "starts")
 _SCORES = {"scale": REQUIRED, "mask": None, "softcap": 0.0}

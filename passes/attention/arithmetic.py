@@ -53,7 +53,9 @@ def always_below(index: Any, end: Any, sizes: Sizes) -> bool:
 
 def never_below(index: Any, end: Any, sizes: Sizes) -> bool:
     limits = limits_of(index, sizes)
-    return limits is not None and is_never_negative(limits[0] - end, sizes)
+    return is_never_negative(index - end, sizes) or (
+        limits is not None and is_never_negative(limits[0] - end, sizes)
+    )
 
 
 def apply(op: Op, operands: Sequence[Element], limit: Limit) -> Element:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import sympy
 
@@ -43,6 +43,7 @@ from passes.attention.tables import Tables
 HEAD = symbol("h")
 TOKENS = "token"  # symbols of what depends on the key's token are called so, and a number
 ROWS = "row"  # and those of what depends on the query's
+DISTANCES = "distance"  # and those of what is added by distance
 POSITIONS = "pos"  # the graph input that holds each token's position
 
 
@@ -137,16 +138,16 @@ class Elements:
         if op.kind not in arithmetic.KINDS:
             raise Unreadable(op, f"{op.kind} is not a function of positions")
         operands = [self.at(a, broadcast(index, shape_of(a))) for a in op.args]
-        return arithmetic.apply(op, operands, self._limit)
+        return arithmetic.apply(op, operands, self.limit)
 
-    def _limit(self, leaf: Any) -> int | None:
+    def limit(self, leaf: Any) -> int | None:
         """The largest magnitude of an integer leaf below the context."""
         return arithmetic.magnitude(leaf, self.sizes, self.dims)
 
     def _per_head(self, arg: Value | Weight, index: Index) -> Any:
         """A symbol for element h of a float vector [H] that is made from weights and literals alone."""
         used = set[Any]().union(*(i.free_symbols for i in index)) if index else set[Any]()
-        if used != {HEAD} or not _is_float(arg) or not self._is_static(arg):
+        if used != {HEAD} or not _is_float(arg) or not self.is_static(arg):
             return None
         flat = flatten(index, shape_of(arg))
         heads = self.sizes[HEAD]
@@ -158,13 +159,14 @@ class Elements:
             self.per_head[found] = arg
         return found
 
-    def _is_static(self, arg: Arg) -> bool:
+    def is_static(self, arg: Arg) -> bool:
+        """Whether weights and literals alone make it."""
         if not isinstance(arg, Value):
             return arg is not None
         op = self.producer(arg)
         if op is None or any(free_names(d) for d in shape_of(arg)) or op.kind == "dim":
             return False
-        return all(self._is_static(a) for a in op.args)
+        return all(self.is_static(a) for a in op.args)
 
     def opaque_symbol(self, op: Op, index: Index, name: str = "") -> Any:
         source = Source(op, index)
@@ -194,7 +196,15 @@ def _dim(_: Elements, op: Op, index: Index) -> Element:
     return always(op.attr("size"))
 
 
-def _concat(elements: Elements, op: Op, index: Index) -> Element:
+class Reader(Protocol):
+    """Reads elements, within the limits of index symbols."""
+
+    @property
+    def sizes(self) -> Sizes: ...
+    def at(self, arg: Arg, index: Index) -> Element: ...
+
+
+def concatenated(elements: Reader, op: Op, index: Index) -> Element:
     """The part that the index falls in, decided now if its range allows, else a choice."""
     axis = op.attr("axis")
     start: Any = ZERO
@@ -269,7 +279,7 @@ _SPECIAL: dict[str, Callable[[Elements, Op, Index], Element]] = {
     "iota": _iota,
     "full": _full,
     "dim": _dim,
-    "concat": _concat,
+    "concat": concatenated,
     "take": _take,
     "embed": _embed,
     "cumsum": _cumsum,

@@ -30,19 +30,20 @@ def with_mask(prover: Prover, op: Op, view: View) -> Arg:
     scores = _scores(prover, op, elements)
     if _operand(op, 4) is not None and (scores.bias is not None or scores.shifted):
         raise refused(op, "this attention has sinks, and something added to its scores besides")
-    if _operand(op, 5) is not None and scores.bias is not None:
+    biased = scores.bias is not None or bool(scores.distances)
+    if _operand(op, 5) is not None and biased:
         raise refused(op, "this attention has slopes, and a bias in its mask besides")
     predicate, tables = prover.proved(op, scores.keep, length, view)
     stated_by = "stated by the call" if _operand(op, 3) is None else "read from the mask operand"
     prover.remember(op.outs[0].name, stated_by, scores, length)
-    slopes = _operand(op, 5) if scores.bias is None else scores.bias.emit(elements, view.op)
+    bias = scores.emit_bias(elements, view.op) if biased else _operand(op, 5)
     k, v = _narrowed(k, v, sizes, view)
     if scores.keyed:
         q, k, v = prover.keyed(op, (q, k, v), scores, elements, op.attr("scale"), view)
     if op.attr("mask") == predicate and (k, v, *tables) == (*op.args[1:3], *op.args[6:]):
         return None
     attrs = stated(op.attr("scale"), op.attr("softcap", 0.0))
-    return view.op("attention", q, k, v, None, _operand(op, 4), slopes, *tables, mask=predicate, **attrs)
+    return view.op("attention", q, k, v, None, _operand(op, 4), bias, *tables, mask=predicate, **attrs)
 
 
 def _scores(prover: Prover, op: Op, elements: Elements) -> Scores:

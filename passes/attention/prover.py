@@ -9,6 +9,7 @@ from ir.dims import normalize, symbol, upper_bound
 from ir.graph import Arg, Graph, Op
 from ir.predicates import KEY, QUERY
 from ir.rewrite import View
+from passes.attention.biases import Biases
 from passes.attention.elements import Elements, Unreadable
 from passes.attention.indexing import Index, broadcast, shape_of
 from passes.attention.keyed import NoBias, Parts, with_key_bias
@@ -47,13 +48,26 @@ class Prover:
 
     def scores(self, op: Op, elements: Elements, arg: Arg, index: Index, has_dot: bool) -> Scores:
         """Scores (or an additive mask) read from their element at (.., q, k)."""
+        at = broadcast(index, shape_of(arg))
         try:
-            return read_scores(elements.at(arg, broadcast(index, shape_of(arg))), has_dot)
+            return read_scores(elements.at(arg, at), has_dot)
         except Unreadable as error:
+            if (found := self._by_distance(elements, arg, at, has_dot)) is not None:
+                return found
             reason = f"the attention mask cannot be shown to be a function of positions: {error.reason}"
             raise refused(error.op or op, reason, ALONE) from None
         except MaskRefused as error:
+            if (found := self._by_distance(elements, arg, at, has_dot)) is not None:
+                return found
             raise refused(op, error.reason, error.hint or ALONE) from None
+
+    def _by_distance(self, elements: Elements, arg: Arg, index: Index, has_dot: bool) -> Scores | None:
+        """Scores to which numbers are added by distance."""
+        try:
+            found = read_scores(Biases(elements).at(arg, index), has_dot)
+        except (Unreadable, MaskRefused):
+            return None
+        return found if found.distances else None
 
     def proved(self, op: Op, predicate: Any, length: Any, view: View) -> tuple[Any, tuple[Arg, ...]]:
         """The proved predicate and the tables it reads; each different mask is proved once.
@@ -84,4 +98,5 @@ class Prover:
         if name not in self.how:
             context = upper_bound(normalize(length), self.graph.dims)
             more = "; what is added of a key's token is one more element of the key" if scores.keyed else ""
+            more += "; what is added by distance is a table" if scores.distances else ""
             self.how[name] = f"{source}, {how_proved(scores.keep, context)}{more}"

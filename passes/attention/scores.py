@@ -13,8 +13,9 @@ from ir.dims import symbol
 from ir.graph import Arg, Scalar, Value
 from ir.predicates import KEY, QUERY
 from passes.attention.arithmetic import VERY_LOW
+from passes.attention.biases import table
 from passes.attention.cases import Cases, Element, either
-from passes.attention.elements import HEAD, ROWS, TOKENS, Elements
+from passes.attention.elements import DISTANCES, HEAD, ROWS, TOKENS, Elements
 from passes.attention.indexing import shape_of, terms_of
 from passes.attention.proof import MaskRefused
 
@@ -51,6 +52,7 @@ class Scores:
 
     shifted: whether something is added to all scores of a query, which matters beside sinks.
     keyed: what is added that depends on the key's token and the head: (symbol, factor).
+    distances: what is added that depends on the distance and the head: (symbol, factor).
     """
 
     dot: Any
@@ -60,6 +62,12 @@ class Scores:
     keep: Any
     shifted: bool = False
     keyed: tuple[tuple[Any, Any], ...] = ()
+    distances: tuple[tuple[Any, Any], ...] = ()
+
+    def emit_bias(self, elements: Elements, emit: Emit) -> Arg:
+        """What is added by distance as one operand: slopes [H], a table [H,N], or none."""
+        slopes = None if self.bias is None else self.bias.emit(elements, emit)
+        return table(elements, self.distances, slopes, emit) if self.distances else slopes
 
 
 def read_scores(element: Element, has_dot: bool = True) -> Scores:
@@ -125,15 +133,12 @@ def on_past_keys(leaf: Any) -> Any:
 
 
 def _is_row_term(term: Any) -> bool:
-    return all(_is_known(s) and s != KEY and not _is_of_token(s) for s in term.free_symbols)
+    others = (TOKENS, DISTANCES)
+    return all(_is_known(s) and s != KEY and not s.name.startswith(others) for s in term.free_symbols)
 
 
 def _is_known(s: Any) -> bool:
-    return bool(s.is_integer) or s.name.startswith(("head", TOKENS, ROWS))
-
-
-def _is_of_token(s: Any) -> bool:
-    return bool(s.name.startswith(TOKENS))
+    return bool(s.is_integer) or s.name.startswith(("head", TOKENS, ROWS, DISTANCES))
 
 
 def _show(form: Any) -> str:
@@ -146,22 +151,23 @@ def _read_leaf(leaf: Any, keep: Any, has_dot: bool) -> Scores:
     if len(dots) != (1 if has_dot else 0):
         raise MaskRefused(f"a score is made of {len(dots)} products of queries and keys")
     core = [t for t in terms_of(leaf) if dots and dots[0] in t.free_symbols]
-    rest, keyed = _split_keyed(sympy.expand(leaf - sympy.Add(*core)))
+    rest, keyed = _split(TOKENS, sympy.expand(leaf - sympy.Add(*core)))
+    rest, distances = _split(DISTANCES, rest)
     scale, softcap = _read_core(sympy.Add(*core), dots[0]) if dots else (sympy.Integer(1), sympy.Integer(0))
-    return Scores(dots[0] if dots else None, scale, softcap, _read_bias(rest), keep, keyed=keyed)
+    dot, bias = dots[0] if dots else None, _read_bias(rest)
+    return Scores(dot, scale, softcap, bias, keep, keyed=keyed, distances=distances)
 
 
-def _split_keyed(rest: Any) -> tuple[Any, tuple[tuple[Any, Any], ...]]:
-    """What is added to a score, and of it what the key's token makes. Raises MaskRefused."""
-    keyed = [t for t in terms_of(rest) if any(_is_of_token(s) for s in t.free_symbols)]
-    for term in keyed:
-        factor, key = term.as_coeff_Mul()
-        if not key.is_Symbol or not factor.is_finite:
-            raise MaskRefused(
-                f"a score has {_show(term)} added, which is neither a mask nor a bias of the key"
-            )
-    factors = tuple((key, factor) for factor, key in (t.as_coeff_Mul() for t in keyed))
-    return sympy.expand(rest - sympy.Add(*keyed)), factors
+def _split(kind: str, rest: Any) -> tuple[Any, tuple[tuple[Any, Any], ...]]:
+    """What is added to a score, without what symbols of a kind make, and that. Raises MaskRefused."""
+    found = [t for t in terms_of(rest) if any(s.name.startswith(kind) for s in t.free_symbols)]
+    for term in found:
+        factor, symbol = term.as_coeff_Mul()
+        if not symbol.is_Symbol or not factor.is_finite:
+            what = "bias of the key" if kind == TOKENS else "bias by distance"
+            raise MaskRefused(f"a score has {_show(term)} added, which is neither a mask nor a {what}")
+    factors = tuple((symbol, factor) for factor, symbol in (t.as_coeff_Mul() for t in found))
+    return sympy.expand(rest - sympy.Add(*found)), factors
 
 
 def _read_core(core: Any, dot: Any) -> tuple[Any, Any]:

@@ -157,14 +157,14 @@ class _WrittenOut:
         if v.factor != 1 or q.heads != heads or most % least:
             raise Near(f"{q.heads} query, {k.heads} key and {v.heads} value heads do not go together")
         predicate, tables = self.prover.proved(self.softmax, scores.keep, length, self.view)
-        slopes = None if scores.bias is None else scores.bias.emit(elements, self.view.op)
+        bias = scores.emit_bias(elements, self.view.op)
         scale = float(scores.scale * q.factor * k.factor)
         # keys that are rotated once they are repeated have more heads than values
         parts = (q.emit(self.view.op), *as_many([k.emit(self.view.op), v.emit(self.view.op)], self.view))
         if scores.keyed:
             parts = self.prover.keyed(self.softmax, parts, scores, elements, scale, self.view)
         attrs = stated(scale, float(scores.softcap))
-        args = (*parts, None, sinks, slopes, *tables)
+        args = (*parts, None, sinks, bias, *tables)
         out = self.view.op("attention", *args, mask=predicate, **attrs)  # [1,S,H,E]
         self.prover.remember(out.name, "read from scores that are written out", scores, length)
         return self.shaped(self.view.op("transpose", out, perm=(0, 2, 1, 3)))

@@ -190,13 +190,13 @@ def _attention(low: Lowering, op: Op) -> None:
         if layout is None or layout.token != 2 or layout.kept != (1, 3):
             low.refuse(op, "queries, keys and values must be [1,heads,S,head_size] and depend on the tokens")
     if any(low.layout(a) is not None for a in op.args[4:]):
-        low.refuse(op, "sinks, slopes and mask tables must not depend on the tokens")
+        low.refuse(op, "sinks, biases and mask tables must not depend on the tokens")
     q, k, v = (low.new(a) for a in op.args[:3])
     slot = low.groups.place(low.builder, op, k, v)
     operands: list[Arg] = [q, slot.state, slot.table, low.lens, low.starts]
     attrs = {n: op.attrs[n] for n in ("scale", "mask", "softcap") if n in op.attrs}
-    sinks, slopes = (low.new(operand(op, i)) for i in (4, 5))
-    rest = trim([sinks, slopes, None, None, *(low.new(a) for a in op.args[6:])])  # no tail
+    sinks, bias = (low.new(operand(op, i)) for i in (4, 5))
+    rest = trim([sinks, bias, None, None, *(low.new(a) for a in op.args[6:])])  # no tail
     low.place(op, low.emit(op, "paged_attention", *operands, *rest, layer=slot.layer, **attrs))
 
 

@@ -35,7 +35,13 @@ class Case:
     softcap: float = 0.0
     sinks: bool = False
     slopes: bool = False
+    distances: int = 0
     table: bool = False
+
+    @property
+    def bias(self) -> tuple[int, ...]:
+        """The shape of slopes, or of numbers by distance."""
+        return (self.heads,) if self.slopes else (self.heads, self.distances) if self.distances else ()
 
     @property
     def kv(self) -> KV:
@@ -67,6 +73,10 @@ CASES = {
     "softcap": Case(2, 1, 16, softcap=3.0),
     "sinks": Case(4, 2, 16, sinks=True),
     "slopes": Case(4, 4, 16, slopes=True, softcap=5.0),
+    "few_distances": Case(4, 2, 16, distances=23, softcap=5.0),
+    "one_distance": Case(2, 1, 16, distances=1),
+    "distances": Case(6, 2, 40, distances=700, sinks=True),
+    "distances_window": Case(3, 1, 16, mask="(k <= q) & (q - k < 21)", distances=18, dtype=DType.BF16),
 }
 
 
@@ -94,7 +104,7 @@ def graph() -> Graph:
         state = b.op("kv_write", states[g], k, v, arg(b, f"slots{g}"), layer=0)
         extra = [
             weight(f"{name}.sinks", c.heads) if c.sinks else None,
-            weight(f"{name}.slopes", c.heads) if c.slopes else None,
+            weight(f"{name}.bias", *c.bias) if c.bias else None,
         ]
         extra += [None, None, weight(f"{name}.table", 7, 5, dtype=DType.BOOL)] if c.table else []
         step = (arg(b, f"table{g}"), arg(b, "lens"), arg(b, "starts"))

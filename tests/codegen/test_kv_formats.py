@@ -52,6 +52,12 @@ class Case:
     softcap: float = 0.0
     sinks: bool = False
     slopes: bool = False
+    distances: int = 0
+
+    @property
+    def bias(self) -> tuple[int, ...]:
+        """The shape of slopes, or of numbers by distance."""
+        return (self.heads,) if self.slopes else (self.heads, self.distances) if self.distances else ()
 
     @property
     def kv(self) -> KV:
@@ -72,7 +78,7 @@ CASES = {
     "i8 and f8": Case(I8, F8, 8, 3, 1, 64, 64, None, "(k <= q) & (q - k < 40)", 40, sinks=True),
     "f8 and i8": Case(F8, I8, 32, 2, 2, 80, 20, softcap=4.0, slopes=True),
     "u4 and u2": Case(U4, U2, 16, 3, 1, 16, 24, mask="(k <= q) & ((mod(q + 3*k, 5) < 2) | (k < 3))"),
-    "u4 by channel": Case(U4, U4, 64, 6, 2, 64, 64, tail=BF16),
+    "u4 by channel": Case(U4, U4, 64, 6, 2, 64, 64, tail=BF16, distances=90),
     "u2 by channel": Case(U2, I8, 16, 3, 3, 20, 80, F32, "(k <= q) & (q - k < 40)", 40, 5.0, True, True),
 }
 
@@ -104,7 +110,7 @@ def graph() -> Graph:
             written[g] = b.op("kv_seal", states[g], tail[0], table, tail[1], lens, starts, layer=0)
         extra = [
             weight(f"{name}.sinks", c.heads) if c.sinks else None,
-            weight(f"{name}.slopes", c.heads) if c.slopes else None,
+            weight(f"{name}.bias", *c.bias) if c.bias else None,
         ]
         out = b.op("paged_attention", q, written[g], table, lens, starts, *extra, *tail, layer=0,
                    scale=3 * c.size**-0.5, mask=predicate(c.mask), softcap=c.softcap, loc=name)  # fmt: skip
@@ -124,7 +130,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     weights = random_weights(of, np.random.default_rng(), scale=1.0)
     for name, c in CASES.items():
         if c.slopes:
-            weights[f"{name}.slopes"] /= 20
+            weights[f"{name}.bias"] /= 20
         weights[f"{name}.k"][1] = 0.75  # a token whose keys are all alike
         weights[f"{name}.v"][2] = 0
         weights[f"{name}.k"][BROKEN, ::2], weights[f"{name}.v"][BROKEN, ::2] = np.nan, np.inf
@@ -213,7 +219,9 @@ def _expected(weights: Any, name: str, q: Array, p: int, cached: Any, exact: Any
     seen = ((p + 3 * at) % 5 < 2) | (at < 3) if "mod" in c.mask else seen
     s = (k @ q[:, :, None])[..., 0] * (3 * c.size**-0.5)
     s = c.softcap * np.tanh(s / c.softcap) if c.softcap else s
-    s = s + weights[f"{name}.slopes"][:, None] * (at - p) if c.slopes else s
+    s = s + weights[f"{name}.bias"][:, None] * (at - p) if c.slopes else s
+    if c.distances:
+        s = s + weights[f"{name}.bias"][:, np.minimum(p - at, c.distances - 1)]
     s = np.where(seen, s, -np.inf)
     sinks = weights[f"{name}.sinks"][:, None] if c.sinks else np.full((c.heads, 1), -np.inf)
     e = np.exp(np.concatenate([s, sinks], 1) - np.maximum(s.max(1, keepdims=True), sinks))

@@ -30,8 +30,18 @@ MASKS: dict[str, tuple[Any, Any]] = {  # predicate, the same in Python
 }
 
 
+def added(bias: Any, head: int, distance: int) -> float:
+    """By slopes [H], or by numbers [H,N], the last of which is for all further distances."""
+    if bias is None:
+        return 0.0
+    if bias.ndim == 1:
+        return -bias[head] * distance
+    row = bias[head].tolist()
+    return row[distance] if 0 <= distance < len(row) else row[-1] if distance > 0 else row[0]
+
+
 def written_out(
-    q: Any, k: Any, v: Any, keep: Any, scale: float, softcap: float, sinks: Any, slopes: Any
+    q: Any, k: Any, v: Any, keep: Any, scale: float, softcap: float, sinks: Any, bias: Any
 ) -> Any:
     """One head group, query and element at a time: q [H,S,D], k [G,S,D], v [G,S,E] -> [S,H,E]."""
     heads, count = q.shape[:2]
@@ -43,7 +53,7 @@ def written_out(
             if keep(i, j):
                 score = scale * math.fsum(float(a) * float(b) for a, b in zip(q[h, i], k[g, j], strict=True))
                 score = softcap * math.tanh(score / softcap) if softcap else score
-                weights[j] = math.exp(score + (slopes[h] * (j - i) if slopes is not None else 0.0))
+                weights[j] = math.exp(score + added(bias, h, i - j))
         total = math.fsum(weights.values()) + (math.exp(sinks[h]) if sinks is not None else 0.0)
         for e in range(v.shape[-1]):
             out[i, h, e] = math.fsum(w * v[g, j, e] for j, w in weights.items()) / total
@@ -68,6 +78,19 @@ def test_attention(mask: str, heads: int, kv_heads: int, options: str) -> None:
     operands = [q[None], k[None], v[None], None, sinks, slopes, *tables]
     got = result("attention", *operands, wide=True, scale=0.6, mask=predicate, softcap=softcap)
     expected = written_out(q, k, v, keep, 0.6, softcap, sinks, slopes)
+    np.testing.assert_allclose(got[0], expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("distances", [1, 4, 9, 20])
+@pytest.mark.parametrize("mask", [*MASKS, "ahead"])
+def test_a_bias_by_distance(mask: str, distances: int) -> None:
+    q, k, v, sinks, _ = inputs(6, 2, 9)
+    bias = np.random.default_rng(distances).normal(size=(6, distances))
+    predicate, keep = MASKS.get(mask, (KEY <= QUERY + 2, lambda q, k: k <= q + 2))
+    tables = [TABLE] if mask == "table" else []
+    operands = [q[None], k[None], v[None], None, sinks, bias, *tables]
+    got = result("attention", *operands, wide=True, scale=0.6, mask=predicate, softcap=0.7)
+    expected = written_out(q, k, v, keep, 0.6, 0.7, sinks, bias)
     np.testing.assert_allclose(got[0], expected, rtol=1e-11, atol=1e-12)
 
 
@@ -122,12 +145,14 @@ def step_graph(mask: str, options: str) -> Any:
     table, lens, starts = (
         b.input(n, Tensor(i32, s)) for n, s in (("table", (R, M)), ("lens", (R,)), ("starts", (R + 1,)))
     )
-    sinks, slopes = (b.input(n, Tensor(f32, (6,))) if n in options else None for n in ("sinks", "slopes"))
+    sinks = b.input("sinks", Tensor(f32, (6,))) if "sinks" in options else None
+    size = (6, 5) if "distances" in options else (6,)
+    bias = b.input("bias", Tensor(f32, size)) if "slopes" in options or "distances" in options else None
     tables = [b.input("blocks", Tensor(DType.BOOL, (40, 40)))] if mask == "table" else []
     written = b.op("kv_write", kv, k, v, slots, layer=1)
     softcap = 0.7 if "softcap" in options else 0.0
     out = b.op(
-        "paged_attention", q, written, table, lens, starts, sinks, slopes, None, None, *tables,
+        "paged_attention", q, written, table, lens, starts, sinks, bias, None, None, *tables,
         layer=1, scale=0.6, mask=MASKS[mask][0], softcap=softcap,
     )  # fmt: skip
     return b.graph([out, written])
@@ -137,7 +162,7 @@ def step_graph(mask: str, options: str) -> Any:
 @given(
     st.lists(st.integers(1, 21), min_size=1, max_size=3),
     st.sampled_from(sorted(MASKS)),
-    st.sampled_from(["", "softcap", "sinks+slopes"]),
+    st.sampled_from(["", "softcap", "sinks+slopes", "distances"]),
     st.integers(1, 9),
     st.integers(0, 2**32 - 1),
 )
@@ -148,7 +173,7 @@ def test_packed_requests_in_chunks_give_what_each_gives_whole(
     rng = np.random.default_rng(seed)
     graph = step_graph(mask, options)
     sequences = [inputs(6, 2, n, seed=seed % 1000 + i)[:3] for i, n in enumerate(lengths)]
-    sinks, slopes = rng.normal(size=6), rng.normal(size=6)
+    sinks, bias = rng.normal(size=6), rng.normal(size=(6, 5) if "distances" in options else 6)
     blocks = rng.permutation(32)[: 6 * len(lengths)].reshape(len(lengths), 6)
     state = empty_kv(STATE, 32)
     found: list[list[Any]] = [[] for _ in lengths]
@@ -167,7 +192,7 @@ def test_packed_requests_in_chunks_give_what_each_gives_whole(
         starts = np.cumsum([0, *sizes])
         given = {
             "q": q, "k": k, "v": v, "kv": state, "slots": np.array(slots, np.int32), "table": blocks,
-            "lens": done, "starts": starts, "sinks": sinks, "slopes": slopes, "blocks": TABLE,
+            "lens": done, "starts": starts, "sinks": sinks, "bias": bias, "blocks": TABLE,
         }  # fmt: skip
         out, state = interpret(graph, given, {}, np.float64).outputs
         if mask == "window":
@@ -179,11 +204,10 @@ def test_packed_requests_in_chunks_give_what_each_gives_whole(
     assert np.isnan(state["k"][0]).all() and np.isnan(state["v"][0]).all()  # the other layer
     for (q, k, v), parts in zip(sequences, found, strict=True):
         tables = [TABLE] if mask == "table" else []
-        given_sinks, given_slopes = (
-            x if n in options else None for n, x in (("sinks", sinks), ("slopes", slopes))
-        )
+        given_sinks = sinks if "sinks" in options else None
+        given_bias = bias if "slopes" in options or "distances" in options else None
         whole = result(
-            "attention", q[None], k[None], v[None], None, given_sinks, given_slopes, *tables, wide=True,
+            "attention", q[None], k[None], v[None], None, given_sinks, given_bias, *tables, wide=True,
             scale=0.6, mask=MASKS[mask][0], softcap=0.7 if "softcap" in options else 0.0,
         )  # fmt: skip
         np.testing.assert_allclose(np.concatenate(parts), whole[0], rtol=1e-10, atol=1e-11)
@@ -257,7 +281,9 @@ Q = (1, 4, 7, 3)
         ([Q, Q, Q, (7, 6)], {}, "do not broadcast"),
         ([Q, Q, Q, (7, 7)], {"mask": CAUSAL}, "both a mask operand and a mask predicate"),
         ([Q, Q, Q, None, (3,)], {}, "not one float per head"),
-        ([Q, Q, Q, None, None, (4, 1)], {}, "not one float per head"),
+        ([Q, Q, Q, None, None, (4, 1, 1)], {}, "not one float per head"),
+        ([Q, Q, Q, None, None, (3, 7)], {}, r"not floats \[4,N\] by distance"),
+        ([Q, Q, Q, None, None, (4, 0)], {}, r"not floats \[4,N\] by distance"),
         ([Q, Q, Q, None, None, None, (7, 7)], {"mask": TABLED}, "must be a boolean matrix"),
         ([Q, Q, Q], {"mask": TABLED}, "reads a table that is not given; there are 0"),
         ([Q, Q, Q], {"mask": "k <= q"}, "not a mask predicate"),

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers.models.t5.modeling_t5 import T5Attention
 
 import compiler
 from compiler.errors import CompileError
@@ -48,6 +49,8 @@ class Attention(nn.Module):
         self.register_buffer("added", torch.zeros(CONTEXT, CONTEXT).masked_fill(~any_key.tril(), -math.inf))
         self.register_buffer("slopes", torch.tensor([0.5, 0.25, 0.125]))
         self.sinks = nn.Parameter(torch.tensor([0.3, -0.7, 1.1]))
+        self.rel, self.row = nn.Embedding(32, HEADS), nn.Parameter(torch.randn(HEADS, CONTEXT))
+        self.rates, self.powers = nn.Parameter(torch.rand(HEADS) + 0.5), nn.Parameter(torch.rand(HEADS) + 0.2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, _ = x.shape
@@ -198,6 +201,46 @@ def alibi(m: Any, s: Any) -> Any:
     return (s + m.slopes[:, None, None] * (k - q)).masked_fill(k > q, -math.inf)
 
 
+def buckets(m: Any, s: Any) -> Any:
+    """T5's, as transformers computes them."""
+    q, k = qk(s)
+    bucket = T5Attention._relative_position_bucket(
+        k - q, bidirectional=False, num_buckets=32, max_distance=50
+    )
+    return fill(m, s + m.rel(bucket).permute([2, 0, 1]).unsqueeze(0))
+
+
+def clamped(m: Any, s: Any) -> Any:
+    q, k = qk(s)
+    return fill(m, s + m.rel((q - k).clamp(0, 20)).permute(2, 0, 1))
+
+
+def by_row(m: Any, s: Any) -> Any:
+    """A number for each distance below the context, over keys of a window."""
+    q, k = qk(s)
+    return (s + m.row[:, (q - k).abs()]).masked_fill((k > q) | (q - k >= 40), -math.inf)
+
+
+def kerple(m: Any, s: Any) -> Any:
+    """arXiv 2205.09921: logarithms and powers of distances, both with learned numbers for each head."""
+    q, k = qk(s)
+    d = (q - k).abs()
+    logs = -m.rates[:, None, None] * torch.log(1 + m.powers[:, None, None] * d)
+    return fill(m, s + logs - m.rates[:, None, None] * d.float() ** m.powers[:, None, None])
+
+
+def clipped_alibi(m: Any, s: Any) -> Any:
+    q, k = qk(s)
+    return fill(m, s + m.slopes[:, None, None] * (k - q).clamp(min=-12) + m.slopes[:, None, None] * (k - q))
+
+
+def bias_in_mask(m: Any, q: Any, k: Any, v: Any) -> Any:
+    at = torch.arange(q.shape[2], device=q.device)
+    d = at[:, None] - at
+    bias = m.rel(d.clamp(0, 31)).permute(2, 0, 1)[None]
+    return sdpa(q, k, v, attn_mask=bias.masked_fill(d < 0, torch.finfo(q.dtype).min))
+
+
 def sinks(m: Any, q: Any, k: Any, v: Any) -> Any:
     s = fill(m, q @ k.transpose(-2, -1) / math.sqrt(SIZE))
     extra = m.sinks.reshape(1, -1, 1, 1).expand(s.shape[0], -1, s.shape[2], 1)
@@ -333,6 +376,7 @@ FORMS: dict[str, Sequence[Attend]] = {
     "causal": [masked(f) for f in (fill, fill_lowest, choose, add_triangle)],
     "by position": [masked(f) for f in (positions_only, chunked, window, window_and_first)],
     "by buffer": [masked(f) for f in (flags, added, indexed, alibi)],
+    "by distance": [*map(masked, (buckets, clamped, by_row, kerple, clipped_alibi)), bias_in_mask],
     "torch's own": [flagged, grouped, bool_mask, float_mask, sinks],
 }
 
@@ -400,6 +444,30 @@ def prefix(m: Any, s: Any) -> Any:
 
 def no_mask(m: Any, s: Any) -> Any:
     return s
+
+
+def by_both_positions(m: Any, s: Any) -> Any:
+    """Added by q + k."""
+    q, k = qk(s)
+    return fill(m, s + m.rel((q + k) % 32).permute(2, 0, 1))
+
+
+def from_the_end(m: Any, s: Any) -> Any:
+    """By the distance, but counted from the length."""
+    q, k = qk(s)
+    return fill(m, s + m.rel((s.shape[-1] - q + k) % 32).permute(2, 0, 1))
+
+
+def ahead_by_distance(m: Any, s: Any) -> Any:
+    """Nothing hides later keys."""
+    q, k = qk(s)
+    return s + m.rel((q - k).clamp(0, 31)).permute(2, 0, 1)
+
+
+def by_distance_and_token(m: Any, q: Any, k: Any, v: Any) -> Any:
+    i, j = qk(q @ k.transpose(-2, -1))
+    bias = m.rel((i - j).clamp(0, 31)).permute(2, 0, 1) * v[:, :, :, :1]
+    return fill(m, q @ k.transpose(-2, -1) + bias).softmax(-1) @ v
 
 
 def off_by_one(m: Any, s: Any) -> Any:
@@ -474,9 +542,10 @@ def keys_of_later_tokens(m: Any, q: Any, k: Any, v: Any) -> Any:
 REFUSED = (
     *map(masked, (
         random_ahead, prefix, no_mask, off_by_one, window_both_ways, window_alone, only_lowered, zeroed,
-        chosen_by_content, only_at_the_end, first_half,
+        chosen_by_content, only_at_the_end, first_half, by_both_positions, from_the_end, ahead_by_distance,
     )),
     sdpa_without_mask, sdpa_ahead, masked_after, without_softmax, over_queries, keys_of_later_tokens,
+    by_distance_and_token,
 )  # fmt: skip
 
 

@@ -596,9 +596,9 @@ REFUSED: dict[str, tuple[list[str], str, str]] = {  # lines, reason, the op it i
         "differs from head to head",
         "softmax",
     ),
-    "a learned bias": (
+    "a learned bias between positions": (
         [
-            *CAUSAL, "%cl = clamp %d {low=0, high=31} : i32[S,S]",
+            *CAUSAL, "%sum = add %iq, %ik : i32[S,S]", "%cl = clamp %sum {low=0, high=31} : i32[S,S]",
             "%t = take @bias: f32[32], %cl {axis=0} : f32[S,S]", "%x = add %ss, %t : f32[1,4,S,S]",
             "%w = where %m, %x, -inf : f32[1,4,S,S]",
         ],
@@ -607,7 +607,7 @@ REFUSED: dict[str, tuple[list[str], str, str]] = {  # lines, reason, the op it i
     ),
     "a bias that is not linear": (
         [
-            *CAUSAL, "%dd = mul %d, %d : i32[S,S]", '%f = cast %dd {dtype="f32"} : f32[S,S]',
+            *CAUSAL, "%dd = mul %d, %ik : i32[S,S]", '%f = cast %dd {dtype="f32"} : f32[S,S]',
             "%x = sub %ss, %f : f32[1,4,S,S]", "%w = where %m, %x, -inf : f32[1,4,S,S]",
         ],
         "neither a mask nor ALiBi",

@@ -34,7 +34,7 @@ def graph(case: Case, out: DType | None = None, context: int = 1024) -> Graph:
     state = b.op("kv_write", state, k, v, arg(b, "slots0"), layer=1)
     extra = [
         weight("sinks", case.heads) if case.sinks else None,
-        weight("slopes", case.heads) if case.slopes else None,
+        weight("bias", *case.bias) if case.bias else None,
         *([None, None, weight("table", 7, 5, dtype=DType.BOOL)] if case.table else []),
     ]
     step = (arg(b, "table0"), arg(b, "lens"), arg(b, "starts"))
@@ -274,6 +274,7 @@ INVARIANT = {
     "mha": Case(1, 1, 64, sinks=True),
     "window": Case(4, 1, 32, mask="(k <= q) & (q - k < 150)"),
     "general": Case(2, 1, 32, mask="(k <= q) & (mod(q + 3*k, 5) < 2)", slopes=True, softcap=5.0),
+    "distances": Case(4, 2, 32, distances=23),
     "not_causal": Case(2, 1, 32, mask="(k < q + 1) & (q - k < 300) & (k < 500)"),
 }
 CUTS = [0, 21, 37, 255, 290, 291, 300]

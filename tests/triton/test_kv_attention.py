@@ -40,6 +40,12 @@ class Case:
     softcap: float = 0.0
     sinks: bool = False
     slopes: bool = False
+    distances: int = 0
+
+    @property
+    def bias(self) -> tuple[int, ...]:
+        """The shape of slopes, or of numbers by distance."""
+        return (self.heads,) if self.slopes else (self.heads, self.distances) if self.distances else ()
 
     def streams(self) -> tuple[Stream, Stream]:
         (k, k_per), (v, v_per) = self.k, self.v
@@ -80,7 +86,7 @@ CASES = {
     "u4": Case((U4, False), (U4, False), 1, 1, 20, block=8),
     "u2": Case((U2, False), (U2, False), 2, 1, 64, softcap=3.0),
     "i8 keys, plain values": Case((I8, False), (BF16, False), slopes=True),
-    "u4 kivi": Case((U4, True), (U4, False), 4, 2, 40, block=64),
+    "u4 kivi": Case((U4, True), (U4, False), 4, 2, 40, block=64, distances=90),
     "u2 kivi": Case((U2, True), (U2, False), 6, 1, 33, block=16, tail=F32, sinks=True),
     "u4 windowed": Case((U4, True), (I8, False), 2, 1, 17, 48, block=16, window=37),
     "channels of values": Case((U4, True), (U4, True), 2, 1, 16, 24, block=32),
@@ -125,7 +131,7 @@ def attention(b: Any, name: str, c: Case, states: dict[str, Value], at: int) -> 
     states[f"kv{at}"] = state
     extra = [
         weight(f"{name}.sinks", c.heads) if c.sinks else None,
-        weight(f"{name}.slopes", c.heads) if c.slopes else None,
+        weight(f"{name}.bias", *c.bias) if c.bias else None,
     ]
     out = b.op("paged_attention", q, state, *step, *extra, *tail, layer=1, scale=3 * c.size**-0.5,
                mask=predicate(c.mask), softcap=c.softcap)  # fmt: skip
@@ -209,7 +215,10 @@ def attend(name: str, c: Case, given: dict[str, Array], ids: list[int]) -> Array
         scores = c.softcap * np.tanh(scores / c.softcap) if c.softcap else scores
         if c.slopes:
             distance = np.arange(low, query + 1) - query
-            scores += given[f"{name}.slopes"].astype(np.float64)[:, None] * distance
+            scores += given[f"{name}.bias"].astype(np.float64)[:, None] * distance
+        if c.distances:
+            distance = np.minimum(query - np.arange(low, query + 1), c.distances - 1)
+            scores += given[f"{name}.bias"].astype(np.float64)[:, distance]
         sinks = given[f"{name}.sinks"].astype(np.float64) if c.sinks else np.full(c.heads, -np.inf)
         top = np.maximum(scores.max(1), sinks)
         p = np.exp(scores - top[:, None])

@@ -29,6 +29,8 @@ struct AttentionArgs {
   int heads, kv_heads;
   float scale, softcap;               // softcap 0: none
   const float *sinks, *slopes;        // [H] or null
+  const float* table;                 // [H, distances] or null: what is added by distance
+  int64_t distances;
   Cache cache, tail;
   const int32_t *lens, *starts;       // [R], [R+1]
   int64_t requests;
@@ -44,7 +46,7 @@ class Attention {
   static constexpr int STATE = EP + 2;  // accumulators, largest score, sum of the weights
 
   Attention(const AttentionArgs<Y>& args, const Mask& mask)
-      : a_(args), mask_(mask), scores_{args.softcap, args.slopes}, group_(args.heads / args.kv_heads) {}
+      : a_(args), mask_(mask), scores_{args.softcap, args.slopes, args.table, args.distances}, group_(args.heads / args.kv_heads) {}
 
   __attribute__((noinline)) void run(Thread& th) const {
     Plan plan = this->plan(th.count);

@@ -36,14 +36,34 @@ struct Row { int64_t token, head, position, first, last; };
 struct Scores {
   float softcap;        // 0: none
   const float* slopes;  // [H] or null
+  const float* table;   // [H, distances] or null
+  int64_t distances;
 
-  bool plain() const { return softcap == 0 && !slopes; }
-  // Softcap and ALiBi, of 16 keys from `key` on.
+  bool plain() const { return softcap == 0 && !slopes && !table; }
+  // Softcap and what is added by distance, of 16 keys from `key` on.
   F bend(const Row& at, int64_t key, F x) const {
     static const float IOTA[W] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     if (softcap != 0) x = tanh(x) * splat(softcap * LOG2E);
+    if (table) return fma(by_distance(at, at.position - key), splat(LOG2E), x);
     if (!slopes) return x;
     return fma(splat(slopes[at.head] * LOG2E), load(IOTA) + splat(float(key - at.position)), x);
+  }
+  // The row of the table from `distance` down, of 16 keys.
+  F by_distance(const Row& at, int64_t distance) const {
+    const float* row = table + at.head * distances;
+    const int64_t last = distances - 1;
+    if (distance - (W - 1) >= last) return splat(row[last]);
+    alignas(64) float found[W];
+    if (distance - (W - 1) >= 0 && distance <= last) {
+      const float* from = row + distance - (W - 1);
+      for (int i = 0; i < W; i++) found[i] = from[W - 1 - i];
+    } else {
+      for (int i = 0; i < W; i++) {
+        int64_t d = distance - i;
+        found[i] = row[d < 0 ? 0 : d > last ? last : d];
+      }
+    }
+    return load(found);
   }
 };
 
