@@ -1,7 +1,7 @@
 """How a block of a KV group lies in memory: layer after layer, in a layer stream after stream.
 
-A stream's codes come first, then its scales, then its minima. docs/artifact.md describes it; the runtime only
-needs a block's bytes.
+A stream's codes come first, then its scales, then its minima. In a state group every stream begins on a
+multiple of 64 bytes. docs/artifact.md describes it; the runtime only needs a block's bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ class Place:
 
 def block_bytes(kv: KV) -> int:
     """Bytes of a block over all layers, aligned."""
-    return -(-kv.bytes_per_block // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return _aligned(kv.layers * stream_offsets(kv)[1])
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def stream_offsets(kv: KV) -> tuple[list[int], int]:
@@ -37,6 +41,7 @@ def stream_offsets(kv: KV) -> tuple[list[int], int]:
     for stream in kv.streams:
         offsets.append(end)
         end += stream.bytes_per_block(kv.block)
+        end = _aligned(end) if kv.state else end
     return offsets, end
 
 
@@ -57,7 +62,8 @@ def code_bytes(stream: Stream, block: int, keys: bool) -> int:
     size = stream.head_size
     if stream.dtype.bits < 8 and not keys:
         size = -(-size // STRIP) * STRIP
-    return stream.heads * size * block * stream.dtype.bits // 8
+    tokens = 1 if stream.per_block else block
+    return stream.heads * size * tokens * stream.dtype.bits // 8
 
 
 def keys_in_lanes(kv: KV, index: int) -> bool:

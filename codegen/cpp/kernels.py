@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from codegen.cpp import experts, kv, linears, moves, qlinears, rows
+from codegen.cpp import experts, kv, linears, moves, qlinears, recurrence, rows
 from codegen.cpp.context import Context, dtype_of, shape_of
 from codegen.cpp.spelling import call, ctype, literal, size
 from ir.dims import product
@@ -45,6 +45,7 @@ KERNELS: dict[str, Printer] = {
     "kv_write": kv.kv_write,
     "kv_seal": kv.kv_seal,
     "paged_attention": kv.paged_attention,
+    "paged_recurrence": recurrence.paged_recurrence,
     "take_rows": moves.take_rows,
     "take": moves.take_rows,
     "concat": moves.concat,
