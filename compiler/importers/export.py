@@ -100,6 +100,7 @@ def check_guards(program: Any, context: int, alone: list[ImportRefused] | None =
     """Every guard holds at each length up to the context. Raises ImportRefused with its source line; `alone`
     gets it instead where length 1 alone fails."""
     lengths = np.arange(1, context + 1)
+    refused: list[tuple[Any, ImportRefused]] = []
     for guard in _guards(program):
         holds = np.broadcast_to(_holds(guard.expr, lengths), lengths.shape)
         failing = lengths[~holds]
@@ -112,8 +113,11 @@ def check_guards(program: Any, context: int, alone: list[ImportRefused] | None =
             todo="Remove the dependence on the length" + _shorter(int(failing[0]) - 1),
         )
         if alone is None or failing.tolist() != [1]:
-            raise as_state(refusal, program, guard)
-        alone.append(refusal)
+            refused.append((guard, refusal))
+        else:
+            alone.append(refusal)
+    if refused:
+        raise as_state(refused, program)
 
 
 def _shorter(length: int) -> str:

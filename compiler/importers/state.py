@@ -1,50 +1,35 @@
 """State beyond keys and values, in an exported program that is refused: what it keeps of earlier tokens.
 
-A convolution over time is found as an op; a recurrence as a loop over the length, whose number of rounds the
-trace has fixed. So what is refused for a guard, or cannot be traced, is named for what it is.
+A recurrence that no op stands for is a loop over the length, whose number of rounds the trace has fixed. So a
+program that is refused for a guard, that one or another, is named for what it is.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from compiler.importers.refused import ImportRefused
 from passes.paging.rules import STATE
 
-_CONVOLUTIONS = ("aten.conv1d.default", "aten.conv1d.padding", "aten.convolution.default")
 TODO = "Choose a model whose layers keep nothing of earlier tokens but keys and values"
 
 
-def as_state(refused: ImportRefused, program: Any, guard: Any) -> ImportRefused:
-    """The refusal of a guard, as one of state if that is what the model has. guard: torch's, of shapes."""
-    for node in program.graph.nodes:
-        if str(node.target) in _CONVOLUTIONS and _is_symbolic(node.meta["val"].shape[-1]):
-            return _refused(f"a convolution over time {STATE}", node)
-    if not _fixes_rounds(guard.expr):
-        return refused
-    what = f"a loop over the sequence, such as a recurrence, {STATE}: {refused.what}"
-    found = ImportRefused(what, where=refused.where, todo=TODO)
-    node = _node_at(program, guard)
-    return found if node is None else found.at(str(node.target), _module(node), refused.where)
-
-
-def _refused(what: str, node: Any) -> ImportRefused:
-    from compiler.importers.aten import source_line, where
-
-    target, module = str(node.target), _module(node)
-    return ImportRefused(what, where=where(node, target, module), todo=TODO).at(
-        target, module, source_line(node)
-    )
+def as_state(refused: Sequence[tuple[Any, ImportRefused]], program: Any) -> ImportRefused:
+    """The refusal of the first of some guards, torch's on shapes, or of the first that shows such a loop."""
+    for guard, refusal in refused:
+        if _fixes_rounds(guard.expr):
+            what = f"a loop over the sequence, such as a recurrence, {STATE}: {refusal.what}"
+            found, node = ImportRefused(what, where=refusal.where, todo=TODO), _node_at(program, guard)
+            return found if node is None else found.at(str(node.target), _module(node), refusal.where)
+    return refused[0][1]
 
 
 def _module(node: Any) -> str:
     from compiler.importers.aten import module_path
 
     return module_path(node, "model")
-
-
-def _is_symbolic(size: Any) -> bool:
-    return type(size).__name__ == "SymInt"
 
 
 def _fixes_rounds(expr: Any) -> bool:
@@ -55,9 +40,20 @@ def _fixes_rounds(expr: Any) -> bool:
 
 
 def _node_at(program: Any, guard: Any) -> Any:
-    """The first op of the line that a guard comes from; else None."""
+    """The first op of the line that a guard comes from; None where nothing of its file was traced.
+
+    torch keeps those frames of an op that are of modules' forwards. So a function is known by the line that
+    calls it, or that makes the most ops, as a loop does whose rounds are written out.
+    """
     frame = guard.sloc.framework_loc
     if frame is None:
         return None
-    place = f'File "{frame.filename}", line {frame.lineno}'
-    return next((n for n in program.graph.nodes if place in (n.meta.get("stack_trace") or "")), None)
+    file = f'File "{frame.filename}", line '
+    traces = [(node, node.meta.get("stack_trace") or "") for node in program.graph.nodes]
+    traces = [(node, trace) for node, trace in traces if file in trace]
+    for part in (f"{file}{frame.lineno},", f"{frame.name}("):
+        found = next((node for node, trace in traces if part in trace), None)
+        if found is not None:
+            return found
+    counts = Counter(trace for _, trace in traces)
+    return next((node for node, trace in traces if counts[trace] == max(counts.values())), None)
