@@ -144,6 +144,8 @@ class Scheduler:
             chunks = self._next_chunks()
         if not chunks and not self.running and self._waiting:
             chunks = self._next_chunks()  # what is alone now, but lacked a block to copy to, starts anew
+        if self._waiting and not self.swap.holds(self._waiting[0][1]):
+            self.cache.expect(self._waiting[0][1])
         for chunk in chunks:
             self.cache.keep_hits(chunk.seq, chunk.seq.computed + chunk.count)
         if wanted is not None:

@@ -119,6 +119,12 @@ class Cache:
         seq.alone_in = at
         return True
 
+    def expect(self, seq: Sequence) -> None:
+        """Have the step keep the block that a sequence which waits is to go on from, if it computes that."""
+        if self._states and self.prefix_cache:
+            hit, chain = self.prefixes.hit(seq)
+            self.prefixes.is_coming(chain, hit)
+
     def keep_hits(self, seq: Sequence, tokens: int) -> None:
         """Hold the blocks, left out by extend(seq, tokens), that prefix hits go on from: that of the same
         prompt, and of prompts that begin like it as far as is known. Where there are free ones."""
