@@ -19,8 +19,8 @@ from passes.memory.schedule import Kernel
 from passes.memory.sizes import PARTIALS, scratch_bytes
 
 HEADERS = (
-    "attention.h", "choose.h", "epilogue.h", "kv_write.h", "moe.h", "pointwise.h", "quantize.h", "recurrence.h",
-    "rows.h",
+    "attention.h", "choose.h", "epilogue.h", "kv_write.h", "moe.h", "pointwise.h", "quantize.h",
+    "recurrence.h", "rows.h",
 )  # fmt: skip
 # Kernels whose threads draw their work from a counter.
 SHARING = ("linear", "qlinear", "moe_linear", "qmoe_linear", "paged_attention", "paged_recurrence")

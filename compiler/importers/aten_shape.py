@@ -209,16 +209,31 @@ def _from_start(c: Context, index: Any, size: Any, x: Any) -> Any:
 def _slice_scatter(
     c: Context, x: Any, source: Any, axis: int = 0, start: Any = None, stop: Any = None, step: int = 1
 ) -> Any:
-    """x with a run of an axis replaced by source."""
-    if step != 1:
-        raise ImportRefused(f"writing every {step}th element has no op", todo="Write a run of them")
+    """x with a run of an axis, or every so many elements of it, replaced by source."""
     axis = c.axis(x, axis)
     size: Any = c.type(x).shape[axis]
     start, stop = _bound(c, start, size, 0), _bound(c, stop, size, size)
+    if step != 1:
+        return _strided(c, x, source, axis, range(size)[start:stop:step] if isinstance(size, int) else None)
     before = None if start == 0 else c.op("slice", x, axis=axis, start=0, stop=start)
     after = None if stop == size else c.op("slice", x, axis=axis, start=stop, stop=size)
     parts = [p for p in (before, c.tensor(source, c.out.dtype), after) if p is not None]
     return parts[0] if len(parts) == 1 else c.op("concat", *parts, axis=axis)
+
+
+def _strided(c: Context, x: Any, source: Any, axis: int, places: range | None) -> Any:
+    """x with the elements at some places of an axis of fixed size replaced by source's."""
+    if places is None:
+        raise ImportRefused("writing some of the tokens has no op", todo="Choose by torch.where")
+    size, at = c.type(x).shape[axis], c.op("iota", size=c.type(x).shape[axis], dtype="i32")
+    from_first = c.op("sub", at, c.literal(places.start, DType.I32))
+    chosen = c.op("eq", c.op("mod", from_first, c.literal(places.step, DType.I32)), c.literal(0, DType.I32))
+    for kind, bound in (("ge", places.start), ("lt", places.stop)):
+        chosen = c.op("and", chosen, c.op(kind, at, c.literal(bound, DType.I32)))
+    in_source = c.op("floordiv", from_first, c.literal(places.step, DType.I32))
+    index = c.op("where", chosen, c.op("add", in_source, c.tensor(size, DType.I32)), at)
+    both = c.op("concat", c.tensor(x, c.out.dtype), c.tensor(source, c.out.dtype), axis=axis)
+    return c.op("take", both, index, axis=axis)
 
 
 def _select_scatter(c: Context, x: Any, source: Any, axis: int, index: Any) -> Any:

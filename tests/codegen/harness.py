@@ -219,7 +219,9 @@ class Model:
             for layer in range(kv.layers):
                 start = layer * layer_bytes + offset
                 part = raw[:, start : start + s.bytes_per_block(kv.block)].copy().view(s.dtype.numpy)
-                if keys_in_lanes(kv, index):
+                if s.per_block:
+                    part = part.reshape(blocks, s.heads, s.head_size)
+                elif keys_in_lanes(kv, index):
                     part = part.reshape(blocks, s.heads, s.head_size, kv.block).transpose(0, 3, 1, 2)
                 else:
                     part = part.reshape(blocks, s.heads, kv.block, s.head_size).transpose(0, 2, 1, 3)

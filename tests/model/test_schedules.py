@@ -1,7 +1,7 @@
 """Every schedule of a small compiled model with full and sliding groups gives, bit by bit, what a request
-gives that has an engine of one thread and ample memory for itself. So does one that has all formats of the KV
-cache, and int4 weights. Their drafts are made by lookup, by a draft of their own on their KV blocks, by that
-as an artifact of its own, or by one who knows."""
+gives that has an engine of one thread and ample memory for itself. So do one that has all formats of the KV
+cache, and int4 weights, and one that has recurrences. Their drafts are made by lookup, by one of their own
+on their KV blocks, by that as an artifact of its own, or by one who knows."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, run_state_machine_as_test
+from torch import nn
 
 import compiler
 import runtime
@@ -83,6 +84,35 @@ def compile_quantized(folder: Path) -> Path:
         return tiny.compiled(model, folder / "q.octavo", block=WIDE_BLOCK, **DRAFT)
 
 
+class Recurrent(nn.Module):
+    """Linear attention with gates, a running mean, and each token beside the one before it."""
+
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.size = heads, hidden // heads
+        self.qkv, self.gates = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, heads)
+        self.shift = nn.Parameter(torch.randn(hidden))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # [B, S, hidden]
+        batch, length, hidden = x.shape
+        x = x + self.shift * torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], 1)
+        q, k, v = (
+            part.view(batch, length, self.heads, self.size).transpose(1, 2)
+            for part in self.qkv(x).split(hidden, dim=-1)
+        )
+        total = nn.functional.logsigmoid(self.gates(x)).transpose(1, 2).cumsum(-1)  # [B, heads, S]
+        decay = (total[..., :, None] - total[..., None, :]).exp()
+        y = ((q @ k.transpose(-2, -1) * decay).tril() @ v).transpose(1, 2).reshape(batch, length, hidden)
+        count = torch.arange(1, length + 1, device=x.device)[:, None]
+        return x + 0.2 * y + x.cumsum(1) / count
+
+
+def compile_recurrent(folder: Path) -> Path:
+    model = tiny.build_plain(sliding(12), tiny.causal, mix=Recurrent(96, 3))
+    with passes({QuantizeWeights: QuantizeWeights(), QuantizeActivations: QuantizeActivations()}):
+        return tiny.compiled(model, folder / "r.octavo", block=BLOCK, **DRAFT)
+
+
 @contextmanager
 def passes(chosen: Mapping[type[Pass], Pass]) -> Iterator[None]:
     """Compiles have these passes, and drafts the same on other weights: as graphs they are equal, and
@@ -137,7 +167,10 @@ class Made:
         return self.drafter if name == "engine" else name
 
 
-@pytest.fixture(scope="module", params=[compile_plain, compile_quantized], ids=["plain", "quantized"])
+COMPILES = {"plain": compile_plain, "quantized": compile_quantized, "recurrent": compile_recurrent}
+
+
+@pytest.fixture(scope="module", params=COMPILES.values(), ids=COMPILES)
 def artifact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp("schedules")
     path = request.param(folder)
@@ -204,7 +237,8 @@ class CompiledMachine(EngineMachine):
         self.draft(drafts, seed)
         self.draws = options["draft"] if drafts == "own" and options["draft"] else ""
         held = zip(self.core.scheduler.swap.places, groups, strict=True)
-        assert all(count >= (min(places, options["max_requests"]) if g.tail else places) for count, g in held)
+        single = min(places, options["max_requests"])  # of a group in which most requests have one block
+        assert all(count >= (single if g.tail or g.state else places) for count, g in held)
 
     def finish(self):
         super().finish()
@@ -229,7 +263,10 @@ def test_one_of_each_gives_the_bits_that_a_request_gives_alone(artifact, referen
     limits = dict(threads=2, kv_blocks=14, max_step_tokens=16, max_requests=4, prefix_cache=True)
     machine.start(limits | {"draft": draft}, 40, drafts, 0)
     one_of_each(machine)
-    happened(machine.totals, HAPPENS if draft != "engine" else ("accepted", "rejected"), always=True)
+    wanted = HAPPENS if draft != "engine" else ("accepted", "rejected")
+    if artifact.path.name == "r.octavo":  # what it swaps out ends before there is room for it
+        wanted = [name for name in wanted if name != "swap_in"]
+    happened(machine.totals, wanted, always=True)
 
 
 def test_any_schedule_gives_the_bits_that_a_request_gives_alone(artifact, reference, record_property):
@@ -270,7 +307,9 @@ def test_random_requests_get_the_same_bits_with_drafts(artifact, reference, draf
             for request, alone in zip(requests, expected, strict=True):
                 assert [Alone.of(c) for c in request.results(timeout_s=60)] == alone
             stats = engine.stats()
-            assert stats.draft_failures == 0 < stats.accepted_tokens < stats.drafted_tokens
+            assert stats.draft_failures == 0 < stats.drafted_tokens
+            repeats = draft != "lookup" or artifact.path.name != "r.octavo"  # which says nothing twice
+            assert not repeats or 0 < stats.accepted_tokens < stats.drafted_tokens
 
 
 def random_request(rng: np.random.Generator, mode: dict[str, Any]) -> tuple[list[int], Sampling]:
