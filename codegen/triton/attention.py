@@ -33,7 +33,7 @@ from ir.types import KV, DType
 from passes.match import attribute
 
 LOG2E = 1.4426950408889634
-_LOADED = {"slopes": "slope", "distances": "of_distance"}  # what rows have of an operand
+_ROWS = {"slopes": ("slope",), "distances": ("distances", "of_head")}  # what attending takes for an operand
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,11 @@ class Attention(AttentionOp):
         found = {} if bias is None else {name: self.ctx.pointer(bias)}
         return found | {f"table{i}": self.ctx.pointer(t) for i, t in enumerate(self.tables)}
 
+    @property
+    def attended(self) -> list[str]:
+        """What the function that attends takes for them."""
+        return [taken for name in self.extra for taken in _ROWS.get(name, (name,))]
+
     def kernel_hooks(self, tile: AttentionTile) -> dict[str, Any]:
         parts = self.parts(tile)
         heads = -(-self.group // parts)
@@ -124,7 +129,7 @@ class Attention(AttentionOp):
                 "own_name": self.attend_own(tile),
                 "merge_name": self.merge(),
                 "pointers": ", ".join(["k_head", "v_head", *arrays]),
-                "extra": "".join(f", {_LOADED.get(name, name)}" for name in self.extra),
+                "extra": "".join(f", {name}" for name in self.attended),
                 "parts": parts,
                 "heads": heads,
                 "tokens": tile.rows // heads,
@@ -162,7 +167,7 @@ class Attention(AttentionOp):
             *arrays,
             *"blocks acc total top first last low high position".split(),
         ]
-        names += [_LOADED.get(name, name) for name in self.extra]
+        names += self.attended
         body = render("attend", **self.hooks | streams | {"seen": seen})
         return self.ctx.module.function("attend", names, ["MASKED", "BLOCK_N"], body)
 

@@ -96,6 +96,8 @@ class AttentionOp:
         prefill, decode, invariant = attention_tiles(self.ctx.device, width, self.factor.size_bytes)
         if self.ctx.invariant:
             return invariant, invariant
+        if self.distances and prefill.rows > 64:
+            prefill = replace(prefill, rows=64)  # which leaves registers for a number at each distance
         if self.scratch_rows <= decode.rows:
             return prefill, replace(decode, rows=self.scratch_rows)
         return prefill, decode if prefill.rows <= decode.rows else prefill

@@ -26,12 +26,13 @@ BUILT = [
 ]
 
 
+@pytest.mark.parametrize("distances", [0, 113], ids=["plain", "distances"])
 @pytest.mark.parametrize(("target", "heads", "size", "prefill", "decode"), BUILT, ids=[b[0] for b in BUILT])
 def test_kernels_fit_and_multiply_on_the_matrix_units(
-    tmp_path: Path, target: str, heads: int, size: int, prefill: str, decode: str
+    tmp_path: Path, target: str, heads: int, size: int, prefill: str, decode: str, distances: int
 ) -> None:
     device = find_device(target)
-    case = Case(heads, 8, size, dtype=DType.BF16)
+    case = Case(heads, 8, size, dtype=DType.BF16, distances=distances)
     generated = triton.generate(lower(graph(case, context=131072), "gpu"), device)
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "kernels.py").write_text(generated.source)
