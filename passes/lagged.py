@@ -64,7 +64,7 @@ class Lagged:
             return None if x is None else self.view.ops("split", x, **op.attrs)[op.outs.index(out)]
         if op.kind in ("concat", "expand") or OPS[op.kind].pointwise:
             return self._broadcast(op, axis, offset, first)
-        along = {"slice": rank, "linear": rank - 1, "softmax": op.attrs.get("axis")}
+        along: dict[str, Any] = {"slice": rank, "linear": rank - 1, "softmax": op.attrs.get("axis")}
         if op.kind in ("rms_norm", "layer_norm"):
             along[op.kind] = rank - attribute(op, "rank")
         if op.kind in ("sum", "mean", "max"):

@@ -122,8 +122,8 @@ class NotLinear(Exception):
 class _Scores:
     """scale * dot * exp(decay) for keys up to the query's, 0 for later ones.
 
-    dot: the symbol of query times key. rate: the decay over q - k, a number, or one times a head's symbol; or
-    the symbol of a running sum at the query, of which that at the key is taken.
+    dot: the symbol of query times key. rate: the decay over q - k, a number, or one times a head's symbol or
+    its log; or the symbol of a running sum at the query, of which that at the key is taken.
     """
 
     dot: Any
@@ -179,6 +179,10 @@ def _rate(factor: Any, elements: Elements) -> Any:
         for row in exponent.free_symbols & elements.opaque.keys():
             if exponent == row - _at_key(row, elements):
                 return row
+    if factor.is_Pow and factor.base in elements.per_head:
+        times = factor.exp.coeff(QUERY)
+        if times.is_number and sympy.expand(factor.exp - times * (QUERY - KEY)) == 0:
+            return times * sympy.log(factor.base)
     raise NotLinear(f"scores are multiplied by {factor}, which is no decay with the distance")
 
 
@@ -243,9 +247,12 @@ def _decay(rate: Any, elements: Elements, length: Any, view: View) -> Value:
     if not rate.free_symbols:
         return view.op("full", shape=(1, heads, length, 1), value=float(rate), dtype="f32")
     factor, head = rate.as_coeff_Mul()
-    if head not in elements.per_head:
+    is_log = isinstance(head, sympy.log)
+    found = elements.per_head.get(head.args[0] if is_log else head)
+    if found is None:
         raise NotLinear(f"the decay {rate} is no number for each head")
-    each = view.op("reshape", elements.per_head[head], shape=(1, heads, 1, 1))
+    each = view.op("cast", view.op("reshape", found, shape=(1, heads, 1, 1)), dtype="f32")
+    each = view.op("log", each) if is_log else each
     each = each if factor == 1 else view.op("mul", each, Scalar(float(factor)))
     return view.op("expand", each, shape=(1, heads, length, 1))
 

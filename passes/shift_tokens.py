@@ -102,7 +102,7 @@ def _tap(op: Op, at: int, view: View) -> Value | None:
     source, padding = op.args[0], attribute(op, "padding")
     inner = view.producer(source)
     if shape(source)[2] == S and padding:
-        return _lagged(source, padding - at, view)
+        return _lagged(source, padding - at, padding, view)
     if padding or inner is None:
         return None
     if inner.kind == "conv1d":
@@ -111,12 +111,12 @@ def _tap(op: Op, at: int, view: View) -> Value | None:
     return None if found is None else view.op("transpose", found, perm=(0, 2, 1))
 
 
-def _lagged(x: Arg, count: Any, view: View) -> Value | None:
-    """x [1,C,S] of `count` tokens back, as [1,S,C]."""
+def _lagged(x: Arg, count: Any, most: int, view: View) -> Value | None:
+    """x [1,C,S] of `count` tokens back, as [1,S,C]. most: see _back."""
     if not isinstance(count, int) or count < 0:
         return None
     rows = view.op("transpose", x, perm=(0, 2, 1))
-    return _back(rows, count, view) if count else rows
+    return _back(rows, count, view, most) if count else rows
 
 
 def _weighted(op: Op, taps: list[Value], view: View) -> Value:
@@ -143,14 +143,17 @@ def _weighted(op: Op, taps: list[Value], view: View) -> Value:
     return found[0] if groups == 1 else view.op("concat", *found, axis=2)
 
 
-def _back(x: Arg, count: int, view: View) -> Value:
-    """x [1,S,C] of the token `count` places back; zeros where there is none."""
+def _back(x: Arg, count: int, view: View, most: int = 0) -> Value:
+    """x [1,S,C] of the token `count` places back; zeros where there is none.
+
+    most: how far back others look, so that all have one window and the cache holds x once.
+    """
     channels = cast(int, shape(x)[2])
     size = max(d for d in range(1, min(channels, HEAD_SIZE) + 1) if channels % d == 0)
     heads = channels // size
     value = view.op("transpose", view.op("reshape", x, shape=(1, S, heads, size)), perm=(0, 2, 1, 3))
     nothing = view.op("full", shape=(1, heads, S, KEY_SIZE), value=0.0, dtype=str(dtype(x)))
     sinks = view.op("full", shape=(heads,), value=NO_SINK, dtype="f32")
-    mask = sympy.And(CAUSAL, window(count + 1), sympy.Eq(KEY, QUERY - count))
+    mask = sympy.And(CAUSAL, window(max(count, most) + 1), sympy.Eq(KEY, QUERY - count))
     found = view.op("attention", nothing, nothing, value, None, sinks, scale=1.0, mask=mask)
     return view.op("reshape", found, shape=(1, S, channels))

@@ -79,6 +79,20 @@ class Missed:
 
 
 @dataclass(frozen=True)
+class Recurrence:
+    """sizes: a state's. decay: of each head, channel of the keys, or element of the state. delta: whether a
+    token adds what is not there yet (the delta rule). group: of the KV cache, None before it is paged.
+    """
+
+    heads: int
+    key_heads: int
+    sizes: tuple[int, int]
+    decay: str
+    delta: bool
+    group: int | None = None
+
+
+@dataclass(frozen=True)
 class Layer:
     """The ops of one numbered module; index None: of what is outside of all.
 
@@ -98,6 +112,7 @@ class Layer:
     rewritten: Mapping[str, int]
     misses: tuple[Missed, ...]
     experts: tuple[Experts, ...] = ()
+    recurrences: tuple[Recurrence, ...] = ()
 
     @property
     def name(self) -> str:
@@ -107,13 +122,17 @@ class Layer:
 
 @dataclass(frozen=True)
 class Group:
-    """A KV group. layers: its attentions' modules, in order. streams: as `k f32[heads,head_size]`."""
+    """A KV group. layers: the modules of its attentions or recurrences, in order. streams: as
+    `k f32[heads,head_size]`. state: it keeps recurrences' state, of which a request has a block or two.
+    """
 
     layers: tuple[str, ...]
     window: int | None
     block: int
     streams: tuple[str, ...]
     bytes_per_token: int
+    state: bool = False
+    block_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -179,7 +198,7 @@ class Explanation:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return sum(group.bytes_per_token for group in self.groups)
+        return sum(group.bytes_per_token for group in self.groups if not group.state)
 
     @property
     def json(self) -> dict[str, Any]:

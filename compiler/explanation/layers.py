@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from compiler.explanation.attention import attention_of
 from compiler.explanation.experts import mixtures
 from compiler.explanation.facts import Attention, Experts, Layer, Missed, Rotary
+from compiler.explanation.recurrence import RECURRENCES, recurrence_of
 from ir.graph import Arg, Graph, Op, Value, Weight
 from ir.ops import OPS
 from ir.types import KV
@@ -70,8 +71,9 @@ def groups_of(graph: Graph) -> dict[str, int]:
     """The group of each version of each KV state, by name."""
     found = {v.name: g for g, v in enumerate(kv_inputs(graph))}
     for op in graph.ops:
-        if op.kind == "kv_write":
-            found[op.outs[0].name] = found[next(op.values).name]
+        for out in op.outs:
+            if isinstance(out.type, KV):
+                found[out.name] = found[next(op.values).name]
     return found
 
 
@@ -143,6 +145,7 @@ class _Reader:
             rewritten=self.history.rewritten.get(key, {}),
             misses=tuple(self.history.misses.get(key, ())),
             experts=tuple(self.experts(ops, prefix)),
+            recurrences=tuple(recurrence_of(op, self.groups) for op in ops if op.kind in RECURRENCES),
         )
 
     def is_shown(self, op: Op) -> bool:

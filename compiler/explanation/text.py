@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from compiler.explanation.facts import (
     Layer,
     Missed,
     Model,
+    Recurrence,
     Refusal,
     Rotary,
 )
@@ -152,6 +154,10 @@ def _rows(layer: Layer) -> Iterator[Row]:
         yield "mask", attention.mask + (f" ({attention.proof})" if attention.proof else "")
         if attention.kv_bytes_per_token is not None:
             yield "KV", f"group {attention.group}, {attention.kv_bytes_per_token:,} bytes per token"
+    for recurrence, count in Counter(layer.recurrences).items():
+        yield "recurrence", _times(count) + _recurrence(recurrence)
+        if recurrence.group is not None:
+            yield "state", f"group {recurrence.group}"
     yield from (("rotary", _rotary(r)) for r in layer.rotary)
     if not layer.rotary:
         yield from (("rotary", f"not fused: {reason}") for reason in _reasons(layer.misses, "fuse_rope"))
@@ -252,11 +258,24 @@ def _cache(found: Explanation) -> Iterator[Row]:
 
 
 def _group(group: Group) -> str:
+    if group.state:
+        return (
+            f"{_places(group.layers)}, keeps the last token's state, {', '.join(group.streams)}, blocks of "
+            f"{group.block}: {group.block_bytes:,} bytes for each request"
+        )
     lifetime = "every token" if group.window is None else f"the last {group.window} tokens"
     return (
         f"{_places(group.layers)}, keeps {lifetime}, {', '.join(group.streams)}, blocks of {group.block}: "
         f"{group.bytes_per_token:,} bytes per token"
     )
+
+
+def _recurrence(found: Recurrence) -> str:
+    keys = f", {found.key_heads} of keys" if found.key_heads != found.heads else ""
+    heads = "head" if found.heads == 1 else "heads"
+    rule = ", delta rule" if found.delta else ""
+    size = f"{found.sizes[0]} x {found.sizes[1]}"
+    return f"{found.heads} {heads} of {size}{keys}, a decay of each {found.decay}{rule}"
 
 
 def _places(locs: Sequence[str]) -> str:

@@ -150,10 +150,16 @@ def _groups(graph: Graph) -> Iterator[Group]:
     groups = groups_of(graph)
     for g, kv in enumerate(v.type for v in kv_inputs(graph)):
         assert isinstance(kv, KV)
-        writes = (o for o in graph.ops if o.kind == "kv_write" and groups[o.outs[0].name] == g)
+        writes = (o for o in graph.ops if any(groups.get(out.name) == g for out in o.outs))
         streams = tuple(f"{s.name} {s.dtype}[{s.heads},{s.head_size}]" for s in kv.streams)
         yield Group(
-            tuple(w.loc for w in writes), kv.window, kv.block, streams, kv.bytes_per_block // kv.block
+            tuple(w.loc for w in writes),
+            kv.window,
+            kv.block,
+            streams,
+            kv.bytes_per_block // kv.block,
+            kv.state,
+            kv.bytes_per_block,
         )
 
 

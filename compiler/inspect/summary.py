@@ -94,6 +94,11 @@ def _group(group: dict[str, Any]) -> str:
     streams = ", ".join(f"{s['name']} {_format(s)}[{s['heads']},{s['head_size']}]" for s in group["streams"])
     lifetime = "full" if group.get("window") is None else f"window {group['window']}"
     lifetime = "tail" if group.get("tail") else lifetime
+    if group.get("state"):
+        return (
+            f"{group['layers']} layers, state, {streams}, blocks of {group['block']}: "
+            f"{group['block_bytes']:,} bytes per block, whatever a request's tokens"
+        )
     return (
         f"{group['layers']} layers, {lifetime}, {streams}, blocks of {group['block']}: "
         f"{group['bytes_per_token']:,} bytes per token"
@@ -101,7 +106,8 @@ def _group(group: dict[str, Any]) -> str:
 
 
 def _format(stream: dict[str, Any]) -> str:
-    return stream["dtype"] + (" per channel" if stream.get("per") == "channel" else "")
+    shown = {"channel": " per channel", "block": " per block"}
+    return stream["dtype"] + shown.get(stream.get("per", ""), "")
 
 
 def _target(name: str, target: dict[str, Any]) -> list[str]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ir.build import GraphBuilder
 from ir.dims import normalize, upper_bound
 from ir.graph import Arg, Op, Scalar, Value
-from ir.interpret import Array, InterpretError, interpret
+from ir.interpret import Array
 from ir.ops import InferError
 from ir.predicates import KEY, QUERY
 from passes.attention import arithmetic
@@ -20,6 +19,7 @@ from passes.attention.cases import Cases, CasesError, Element, always
 from passes.attention.distances import ByDistance, NotByDistance
 from passes.attention.elements import DISTANCES, HEAD, Elements, Unreadable, concatenated
 from passes.attention.indexing import Index, Sizes, broadcast, pull, shape_of
+from passes.attention.static import Copy, NotStatic
 from passes.match import is_float
 
 Emit = Callable[..., Value]
@@ -118,45 +118,18 @@ def table(elements: Elements, terms: Terms, slopes: Arg, emit: Emit) -> Value:
 
 def _evaluated(elements: Elements, make: Callable[[ByDistance], Arg]) -> tuple[Array, Array]:
     """What is made of distances, [H or 1, ..]: of those of later keys, and of 0 to the context."""
-    read, context = elements.tables.read, upper_bound(normalize(elements.sizes[QUERY]), elements.dims)
-    if read is None or context is None:
-        raise NotByDistance("it is read from data that only a compile from a checkpoint has")
-    copy = _Copy(GraphBuilder("biases", {}), elements.producer)
-    distances = copy.emit("sub", copy.emit("iota", size=2 * context - 1), Scalar(context - 1))
+    context = upper_bound(normalize(elements.sizes[QUERY]), elements.dims)
+    if context is None:
+        raise NotByDistance("the context has no limit")
+    copy = Copy.named("biases", elements.producer)
     try:
+        distances = copy.emit("sub", copy.emit("iota", size=2 * context - 1), Scalar(context - 1))
         made = copy.emit("cast", make(ByDistance(elements, copy.emit, distances)), dtype="f32")
-        (found,) = interpret(copy.builder.graph([made]), {}, read).outputs
-    except (InferError, InterpretError) as error:
+        found = copy.evaluate(made, elements.tables.read)
+    except (InferError, NotStatic) as error:
         raise NotByDistance(str(error)) from None
     found = np.broadcast_to(found, (found.shape[0], 2 * context - 1))
     return found[:, : context - 1], found[:, context - 1 :]
-
-
-@dataclass
-class _Copy:
-    """A graph of its own, into which comes what its operands are made from."""
-
-    builder: GraphBuilder
-    producer: Callable[[Arg], Op | None]
-    _copied: dict[str, Value] = field(default_factory=dict[str, Value])
-    _own: dict[int, Value] = field(default_factory=dict[int, Value])  # by their identity
-
-    def emit(self, kind: str, *args: Arg, **attrs: Any) -> Value:
-        made = self.builder.op(kind, *map(self._copy, args), several=False, **attrs)
-        self._own[id(made)] = made
-        return made
-
-    def _copy(self, arg: Arg) -> Arg:
-        """The operand in this graph. Raises NotByDistance where it is made from an input."""
-        if not isinstance(arg, Value) or id(arg) in self._own:
-            return arg
-        if arg.name not in self._copied:
-            op = self.producer(arg)
-            if op is None:
-                raise NotByDistance(f"it depends on the input %{arg.name}")
-            made = self.builder.op(op.kind, *map(self._copy, op.args), several=True, **op.attrs)
-            self._copied |= {out.name: copy for out, copy in zip(op.outs, made, strict=True)}
-        return self._copied[arg.name]
 
 
 def _f32(arg: Arg, emit: Emit) -> Value:

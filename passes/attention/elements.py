@@ -38,6 +38,7 @@ from passes.attention.indexing import (
     pull,
     shape_of,
 )
+from passes.attention.static import is_positive
 from passes.attention.tables import Tables
 
 HEAD = symbol("h")
@@ -138,7 +139,20 @@ class Elements:
         if op.kind not in arithmetic.KINDS:
             raise Unreadable(op, f"{op.kind} is not a function of positions")
         operands = [self.at(a, broadcast(index, shape_of(a))) for a in op.args]
+        if op.kind == "pow" and (power := self._power_of_head(*operands)) is not None:
+            return power
         return arithmetic.apply(op, operands, self.limit)
+
+    def _power_of_head(self, base: Element, exponent: Element) -> Element | None:
+        """A positive number of the head's to the power of positions."""
+        if not isinstance(base, Cases) or not isinstance(exponent, Cases) or len(base.items) != 1:
+            return None
+        ((head, _),) = base.items
+        if head not in self.per_head or not all(leaf.is_integer for leaf, _ in exponent.items):
+            return None
+        if not is_positive(self.per_head[head], self.producer, self.tables.read):
+            return None
+        return combine(lambda a, b: a**b, base, exponent)
 
     def limit(self, leaf: Any) -> int | None:
         """The largest magnitude of an integer leaf below the context."""

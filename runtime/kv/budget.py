@@ -106,7 +106,7 @@ def most_swap_blocks(groups: Sequence[KVGroup], num_bytes: int, limits: Limits) 
 
 
 def _within(num_bytes: int, needs: list[int], groups: Sequence[KVGroup], limits: Limits) -> list[int]:
-    """As many blocks as the bytes hold."""
+    """As many blocks as the bytes hold; none, where they hold too few for one request's tail or state."""
     most = [_most(need, limits, group) for need, group in zip(needs, groups, strict=True)]
     counts = [0] * len(groups)
 
@@ -128,7 +128,7 @@ def _within(num_bytes: int, needs: list[int], groups: Sequence[KVGroup], limits:
     left = max(0, left - bytes_of(states, counts))
     for g in others:
         counts[g] = min(needs[g] * left // bytes_of(others, needs), most[g])
-    return counts
+    return counts if bytes_of([*every], counts) <= num_bytes else [0] * len(groups)
 
 
 def _need(group: KVGroup, limits: Limits, tokens: int) -> int:

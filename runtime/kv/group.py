@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+STATE_BLOCKS = 2  # of a state, that a request needs at once
+
 
 @dataclass(frozen=True)
 class Group:
@@ -46,7 +48,7 @@ class Group:
             return 1
         need = -(-tokens // block)
         if self.state:
-            return min(need, 2)
+            return min(need, STATE_BLOCKS)
         if self.window is None:
             return need
         return min(need, (self.window + step_tokens + block - 2) // block + 1)

@@ -137,11 +137,7 @@ def test_a_rotation_the_other_way_is_not_called_rotary(tmp_path: Path) -> None:
 
 
 MIXING = {
-    "cumsum": (
-        "cumsum",
-        {"axis": 1},
-        "cumsum runs along the tokens, and a running sum needs state beyond keys and values",
-    ),
+    "softmax": ("softmax", {"axis": 1}, "softmax runs along the tokens"),
     "mean": ("mean", {"axes": (1,), "keepdims": True}, "mean runs over the tokens"),
 }
 
@@ -162,7 +158,7 @@ def test_a_refused_model_is_exit_code_two_and_what_was_recognised_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "made.ir"
-    path.write_text(print_graph(Decoder([None, 7], extra=summing("cumsum", axis=1)).graph()))
+    path.write_text(print_graph(Decoder([None, 7], extra=summing("softmax", axis=1)).graph()))
     code, out, err = run(capsys, path)
     assert (code, err) == (2, "")
     assert out.index("causal, window of 7") < out.index("Refused by page_kv")
@@ -212,7 +208,7 @@ def test_parameters_ties_and_frozen_choices_are_said(monkeypatch: pytest.MonkeyP
 
 
 def test_a_refusal_names_the_line_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = Decoder([None, None], extra=summing("cumsum", axis=1)).graph()
+    graph = Decoder([None, None], extra=summing("softmax", axis=1)).graph()
     give = Imported(
         graph, loaded(graph).weights, loaded(graph).info, lines={"mixed": "File mine.py, line 41"}
     )

@@ -7,16 +7,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 import compiler
+from compiler.importers import ImportRefused
 from tests.model import tiny
 
 
-class Summing(nn.Module):
+class Competing(nn.Module):
     def forward(self, x: Any) -> Any:
-        return x + torch.cumsum(x, dim=1)
+        return x + torch.softmax(x, dim=1)
 
 
 def test_a_configuration_is_enough(tmp_path: Path) -> None:
@@ -35,22 +37,43 @@ def test_a_configuration_is_enough(tmp_path: Path) -> None:
 
 
 def test_a_model_that_names_no_context_is_refused_for_what_its_graph_is(tmp_path: Path) -> None:
-    small = {"hidden_size": 8, "intermediate_size": 16, "state_size": 2, "time_step_rank": 1, "vocab_size": 9}
-    config = {"model_type": "mamba", "num_hidden_layers": 1, **small}
+    small = {"hidden_size": 32, "num_heads": 2, "num_blocks": 1, "chunk_size": 4, "vocab_size": 9}
+    config = {"model_type": "xlstm", "num_hidden_layers": 1, **small}
     (tmp_path / "config.json").write_text(json.dumps(config))
     refused = compiler.explain(tmp_path).refused
     assert refused is not None
-    assert refused.reason == "a convolution over time needs state beyond keys and values"
-    assert "modeling_mamba.py, line" in refused.line
-    assert (refused.op, refused.module) == ("aten.conv1d.default", "backbone.layers.0.mixer")
+    assert refused.reason.startswith("a loop over the sequence, such as a recurrence, needs state beyond")
+    assert "modeling_xlstm.py, line" in refused.line
+    assert refused.op.startswith("aten.") and refused.module.startswith("backbone.blocks.0.")
+
+
+class Averaging(nn.Module):
+    """A running average, as a loop that reads what it wrote."""
+
+    def forward(self, x: Any) -> Any:
+        kept, found = torch.zeros_like(x[:, 0]), []
+        for t in range(x.shape[1]):
+            kept = 0.9 * kept + x[:, t]
+            found.append(kept)
+        return torch.stack(found, 1)
+
+
+def test_a_loop_over_the_sequence_is_named_as_state_at_its_line() -> None:
+    with pytest.raises(
+        ImportRefused, match="a loop over the sequence, .* needs state beyond keys"
+    ) as refused:
+        compiler.explain(tiny.build_plain(mix=Averaging()), max_context=tiny.CONTEXT)
+    line = inspect.getsourcelines(Averaging)[1] + 5
+    assert refused.value.op == "aten.mul.Tensor" and refused.value.module == "mix"
+    assert f"{Path(__file__).name}, line {line}, in forward" in str(refused.value)
 
 
 def test_a_module_that_mixes_tokens_is_refused_at_its_line() -> None:
-    refused = compiler.explain(tiny.build_plain(mix=Summing()), max_context=tiny.CONTEXT).refused
+    refused = compiler.explain(tiny.build_plain(mix=Competing()), max_context=tiny.CONTEXT).refused
     assert refused is not None
     assert (refused.reason, refused.module) == (
-        "cumsum runs along the tokens, and a running sum needs state beyond keys and values",
+        "softmax runs along the tokens",
         "mix",
     )
-    line = inspect.getsourcelines(Summing)[1] + 2
+    line = inspect.getsourcelines(Competing)[1] + 2
     assert f"{Path(__file__).name}, line {line}, in forward" in refused.line

@@ -123,17 +123,12 @@ class MeanOverTime(nn.Module):
         return x - x.mean(dim=1, keepdim=True)
 
 
-class SumUpToNow(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + x.cumsum(dim=1)
-
-
 class LastPosition(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * (x.shape[1] - 1)
 
 
-@pytest.mark.parametrize("mix", [LogScale, MeanOverTime, SumUpToNow, LastPosition])
+@pytest.mark.parametrize("mix", [LogScale, MeanOverTime, LastPosition])
 def test_what_mixes_tokens_or_depends_on_the_length_is_refused_where_it_is(
     mix: type[nn.Module], tmp_path: Path
 ) -> None:

@@ -432,6 +432,71 @@ def test_logits_of_einsums(tmp_path: Path) -> None:
     check(made(EinsumAttention()), tmp_path / "m.octavo")
 
 
+def linear(m: Any, q: Any, k: Any, v: Any) -> Any:
+    """Without softmax, over the tokens so far by their count."""
+    count = torch.arange(1, q.shape[2] + 1, device=q.device)[:, None]
+    return (q @ k.transpose(-1, -2) * causal(q)) @ v / (count * math.sqrt(SIZE))
+
+
+def causal(q: Any) -> Any:
+    return torch.ones(q.shape[2], q.shape[2], device=q.device).tril()
+
+
+def of_products(m: Any, q: Any, k: Any, v: Any) -> Any:
+    return (q @ k.transpose(-2, -1)).tril() @ v / 50
+
+
+def elu(m: Any, q: Any, k: Any, v: Any) -> Any:
+    """Katharopoulos et al., Transformers are RNNs (2020)."""
+    q, k = nn.functional.elu(q) + 1, nn.functional.elu(k) + 1
+    scores = q @ k.transpose(-1, -2) * causal(q)
+    return scores @ v / (scores.sum(-1, keepdim=True) + 1e-6)
+
+
+def state_of_every_token(m: Any, q: Any, k: Any, v: Any) -> Any:
+    """The same with the states of all tokens, as a running sum."""
+    q, k = nn.functional.elu(q) + 1, nn.functional.elu(k) + 1
+    states = (k[..., :, None] * v[..., None, :]).cumsum(2)
+    return (q[..., None, :] @ states)[..., 0, :] / (q * k.cumsum(2)).sum(-1, keepdim=True)
+
+
+def retention(m: Any, q: Any, k: Any, v: Any) -> Any:
+    """Sun et al., Retentive Network (2023): scores fall off with the distance, at a rate of each head."""
+    at = torch.arange(q.shape[2], device=q.device)
+    decay = 1 - 2.0 ** (-5 - torch.arange(HEADS, device=q.device))
+    lower = torch.where(at[:, None] >= at, decay[:, None, None] ** (at[:, None] - at), 0.0)
+    return (q @ k.transpose(-1, -2) / math.sqrt(SIZE) * lower) @ v
+
+
+def kept(v: Any) -> Any:
+    """[B, H, S]: logs of how much of all before each token keeps, summed up to it."""
+    return nn.functional.logsigmoid(v.sum(-1) + 2).cumsum(-1)
+
+
+def forgetting(m: Any, q: Any, k: Any, v: Any) -> Any:
+    """Lin et al., Forgetting Transformer (2025): softmax of scores less what was forgotten between."""
+    total = kept(v)
+    scores = q @ k.transpose(-1, -2) / math.sqrt(SIZE) + total[..., None] - total[..., None, :]
+    return fill(m, scores).softmax(-1) @ v
+
+
+def gated_linear(m: Any, q: Any, k: Any, v: Any) -> Any:
+    """Without softmax, scores less what was forgotten between."""
+    total = kept(v)
+    between = fill(m, total[..., None] - total[..., None, :]).exp()
+    return (q @ k.transpose(-1, -2) / SIZE * between) @ v
+
+
+RECURRENT: dict[str, tuple[Attend, ...]] = {
+    "sums": (linear, of_products, elu, state_of_every_token), "decays": (retention, gated_linear, forgetting),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("forms", RECURRENT)
+def test_logits_of_attention_as_a_recurrence(forms: str, tmp_path: Path) -> None:
+    check(made(InTurn(RECURRENT[forms])), tmp_path)
+
+
 def random_ahead(m: Any, s: Any) -> Any:
     size = s.shape[-1]
     return s.masked_fill(~m.any_key[:size, :size], -math.inf)
@@ -527,8 +592,10 @@ def masked_after(m: Any, q: Any, k: Any, v: Any) -> Any:
     return (q @ k.transpose(-2, -1)).softmax(-1).tril() @ v
 
 
-def without_softmax(m: Any, q: Any, k: Any, v: Any) -> Any:
-    return (q @ k.transpose(-2, -1)).tril() @ v
+def retention_of_both_signs(m: Any, q: Any, k: Any, v: Any) -> Any:
+    at = torch.arange(q.shape[2], device=q.device)
+    power = (m.slopes - 0.2)[:, None, None] ** (at[:, None] - at)
+    return (q @ k.transpose(-1, -2) * torch.where(at[:, None] >= at, power, 0.0)) @ v
 
 
 def over_queries(m: Any, q: Any, k: Any, v: Any) -> Any:
@@ -544,7 +611,7 @@ REFUSED = (
         random_ahead, prefix, no_mask, off_by_one, window_both_ways, window_alone, only_lowered, zeroed,
         chosen_by_content, only_at_the_end, first_half, by_both_positions, from_the_end, ahead_by_distance,
     )),
-    sdpa_without_mask, sdpa_ahead, masked_after, without_softmax, over_queries, keys_of_later_tokens,
+    sdpa_without_mask, sdpa_ahead, masked_after, retention_of_both_signs, over_queries, keys_of_later_tokens,
     by_distance_and_token,
 )  # fmt: skip
 
@@ -575,6 +642,7 @@ MIXERS: dict[str, Callable[[Any, Any], Any]] = {
     "roll": lambda m, x: x + x.roll(1, 1),
     "sort": lambda m, x: x.sort(dim=1).values,
     "topk": lambda m, x: x + x.topk(1, dim=1).values,
+    "product_so_far": lambda m, x: x.tanh().cumprod(1),
     "maximum_so_far": lambda m, x: x.cummax(dim=1).values,
     "maximum": lambda m, x: x - x.amax(dim=1, keepdim=True),
     "softmax_over_tokens": lambda m, x: x.softmax(dim=1),
@@ -583,7 +651,8 @@ MIXERS: dict[str, Callable[[Any, Any], Any]] = {
     "first_token": lambda m, x: x + x[:, :1],
     "last_token": lambda m, x: x + x[:, -1:],
     "learned_mixing": lambda m, x: m.mixing[: x.shape[1], : x.shape[1]] @ x,
-    "running_mean": lambda m, x: x.cumsum(1) / torch.arange(1, x.shape[1] + 1, device=x.device)[:, None],
+    "sum_from_the_end": lambda m, x: x + x.flip(1).cumsum(1).flip(1),
+    "sum_of_all": lambda m, x: x + x.cumsum(1)[:, -1:],
     "length_scale": lambda m, x: x / x.shape[1],
     "positions_over_length": lambda m, x: (
         x * (torch.arange(x.shape[1], device=x.device) / x.shape[1])[:, None]
@@ -599,6 +668,19 @@ def of_tokens_before(m: Any, x: Any) -> Any:
     conv = m.conv(nn.functional.pad(x.transpose(1, 2), (2, 0))).transpose(1, 2)
     shifted = torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], dim=1)
     return x + 0.3 * conv + 0.5 * shifted - nn.functional.pad(conv, (0, 0, 1, -1))
+
+
+def of_all_before(m: Any, x: Any) -> Any:
+    """Running sums and means, one of what the other gives."""
+    count = torch.arange(1, x.shape[1] + 1, device=x.device)[:, None]
+    mean = x.cumsum(1) / count
+    return (
+        x + mean + 0.1 * (x * x.sigmoid()).transpose(1, 2).cumsum(-1).transpose(1, 2) - mean.cumsum(1) / count
+    )
+
+
+def test_logits_of_running_sums(tmp_path: Path) -> None:
+    check(made(Attention(linear), Mixer(of_all_before)), tmp_path)
 
 
 def test_logits_of_what_reads_the_tokens_just_before(tmp_path: Path) -> None:

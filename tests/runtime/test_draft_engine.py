@@ -14,7 +14,7 @@ from runtime.kv.cache import Cache
 from runtime.kv.group import Group
 from runtime.limits import Limits
 from runtime.speculation.engine import EngineDrafter
-from tests.runtime.fake import VOCAB, FakeExecutor, fake_engine
+from tests.runtime.fake import VOCAB, FakeExecutor, Window, fake_engine, group_of
 
 CONTEXT = 256
 
@@ -36,7 +36,7 @@ class Watched(EngineDrafter):
 def drafter(
     *,
     kv_blocks: int = 64,
-    windows: tuple[int | None, ...] = (None,),
+    windows: tuple[Window, ...] = (None,),
     quantized: tuple[int, ...] = (),
     context: int = CONTEXT,
     step_tokens: int = 64,
@@ -44,7 +44,7 @@ def drafter(
     requests: int = 8,
 ) -> Watched:
     """Of the fake model; equal windows and groups make an equal model."""
-    groups = [*(Group(kv_blocks, w) for w in windows), *(Group(kv_blocks, None, True) for _ in quantized)]
+    groups = [*(group_of(kv_blocks, w) for w in windows), *(Group(kv_blocks, None, True) for _ in quantized)]
     executor = FakeExecutor([kv_blocks] * len(groups), list(windows), quantized=quantized)
     limits = Limits(step_tokens, requests, 0)
     return Watched("other", executor, Cache(groups), limits, context, vocab)
@@ -70,12 +70,15 @@ def run(target: Engine, asked: list[list[int]], **sampling: Any) -> list[Complet
         return found
 
 
+@pytest.mark.parametrize("windows", [(None,), (None, "state")])
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "top_p": 0.8, "seed": 5}])
-def test_the_same_model_drafts_what_the_target_gives(sampling: dict[str, Any]) -> None:
+def test_the_same_model_drafts_what_the_target_gives(
+    sampling: dict[str, Any], windows: tuple[Window, ...]
+) -> None:
     asked = prompts(3)
-    plain = run(engine(), asked, max_new_tokens=40, **sampling)
-    other = drafter()
-    found = run(engine(drafter=other), asked, max_new_tokens=40, draft_tokens=4, **sampling)
+    plain = run(engine(windows=windows), asked, max_new_tokens=40, **sampling)
+    other = drafter(windows=windows)
+    found = run(engine(drafter=other, windows=windows), asked, max_new_tokens=40, draft_tokens=4, **sampling)
     assert told(found) == told(plain)
     for completion in found:
         assert completion.draft is not None
@@ -114,6 +117,8 @@ def crowd() -> list[Completion]:
         {"windows": (None, 24)},
         {"windows": (20,), "kv_blocks": 9},
         {"quantized": (0,), "kv_blocks": 12},
+        {"windows": ("state", None), "kv_blocks": 9},
+        {"windows": ("state",), "kv_blocks": 5},
     ],
 )
 def test_any_other_model_in_any_memory_changes_nothing(

@@ -76,6 +76,52 @@ def test_a_tail_has_a_block_for_each_request_and_those_of_a_step():
     assert plan_blocks([*CACHES["int4"], TAIL], Limits(512, 16), 8192, 7, None) == [7, 7]
 
 
+# 4 layers of 16 tokens' inputs and a state, of which a request needs 2 blocks, and 2 are for prefix hits
+STATE = KVGroup(4, None, 16, 65536, 0, state=True)
+SHORT = 64  # a context of 4 blocks
+
+
+@pytest.mark.parametrize(
+    ("groups", "context", "blocks", "num_bytes", "counts"),
+    [
+        ([FULL, STATE], 1024, None, None, [4 * 64, 4 * 4]),
+        ([FULL, STATE], 1024, 9, None, [9, 9]),
+        ([FULL, STATE], 1024, 100, None, [100, 16]),
+        ([FULL, STATE], 1024, None, 2**22, [4 * 64, 16]),
+        # half of what there is for each
+        ([FULL, STATE], 1024, None, 20 * 65536, [80, 10]),
+        # and what the other cannot use: 16 blocks of 8192 bytes are all that it needs
+        ([STATE, FULL], SHORT, None, 10 * 65536, [8, 16]),
+        ([STATE], 1024, None, 5 * 65536 + 9, [5]),
+        # what one request needs goes before half
+        ([FULL, STATE], 1024, None, 3 * 65536, [8, 2]),
+        ([FULL, STATE], 1024, None, 2 * 65536 - 1, [0, 0]),
+        ([STATE], 1024, None, 2 * 65536 - 1, [0]),
+    ],
+)
+def test_a_state_has_two_blocks_for_each_request_and_two_for_hits(groups, context, blocks, num_bytes, counts):
+    assert plan_blocks(groups, LIMITS, context, blocks, num_bytes) == counts
+
+
+def test_a_state_takes_no_more_for_more_tokens():
+    plan = planned(groups=(FULL, STATE), kv_memory=20 * 65536)
+    assert [plan.concurrent(n) for n in (16, 320, 1024)] == [4, 4, 1]
+    assert plan.as_json()["kv_bytes_per_token"] == 512
+    assert "4 layers, state: 10 blocks of 65,536 bytes" in plan.text()
+    assert planned(groups=(STATE,), kv_blocks=5).concurrent(1024) == 2
+    with pytest.raises(ResourceError, match="whole context, 1024 tokens, takes 131072"):
+        planned(groups=(STATE,), kv_memory=10**5).check()
+
+
+def test_places_on_the_host_are_fewer_of_states():
+    for num_bytes, places in [(3 * 73728, [3, 3]), (4 * 65536 + 9 * 8192, [9, 4])]:
+        plan = planned(groups=(FULL, STATE), kv_blocks=10, swap_memory=num_bytes)
+        assert plan.swap_places == places and plan.swap_bytes <= num_bytes
+    assert planned(groups=(STATE,), kv_blocks=10, swap_memory=10**9).swap_places == [4]
+    assert planned(groups=(STATE,), kv_blocks=10).swap_places == [0]
+    assert "of every group but states" in planned(groups=(FULL, STATE), swap_memory=10**6).text()
+
+
 def test_places_on_the_host_are_fewer_of_tails():
     main = CACHES["int4"][0].block_bytes
     for num_bytes, places in [
@@ -141,12 +187,16 @@ def test_so_many_requests_fit_at_once():
         # a tail has as many as run
         (("tail",), 17, 64, 72, 3),
         (("tail", 9), 7, 8, 30, 3),
+        # of a state two, however long it is
+        (("state",), 7, 64, 72, 3),
+        (("state", None), 17, 64, 72, 3),
     ],
 )
 def test_as_many_run_at_once_and_one_more_does_not(windows, blocks, step_tokens, length, most):
     quantized = tuple(g for g, window in enumerate(windows) if window == "tail")
     windows = tuple(None if window == "tail" else window for window in windows)
-    groups = [KVGroup(1, window, 16, 1024, 64) for window in windows]
+    states = {"state": KVGroup(1, None, 16, 1024, 0, state=True)}
+    groups = [states.get(window) or KVGroup(1, window, 16, 1024, 64) for window in windows]
     groups += [KVGroup(1, None, 16, 1024, 64, tail=True) for _ in quantized]
     plan = MemoryPlan.of(
         groups, [blocks] * len(groups), target="cpu", place=Place("the host", None), max_context=256,
@@ -164,17 +214,20 @@ def test_as_many_run_at_once_and_one_more_does_not(windows, blocks, step_tokens,
 def run_together(windows, quantized, blocks, step_tokens, length, count) -> tuple[int, int]:
     """Requests that grow side by side to `length` tokens in the cache: the most in one step, preemptions.
 
-    The first step waits until all are submitted.
+    Another's only step runs until all are submitted, so that all begin at once.
     """
-    submitted = threading.Event()
+    began, submitted = threading.Event(), threading.Event()
     options = dict(kv_blocks=blocks, windows=windows, quantized=quantized, max_step_tokens=step_tokens)
     with fake_engine(**options) as engine:
         executor = engine._executor
         forward = executor.forward
-        executor.forward = lambda step: submitted.wait(60) and forward(step)
+        executor.forward = lambda step: (began.set(), submitted.wait(60)) and forward(step)
+        first = engine.submit([9], Sampling(max_new_tokens=1))
+        assert began.wait(60)
         sampling = Sampling(max_new_tokens=length - 1, ignore_eos=True)
         requests = [engine.submit([20 + i, 20 + i], sampling) for i in range(count)]
         submitted.set()
+        first.result()
         for request in requests:
             assert len(request.result().token_ids) == length - 1
         return max(requests for _, requests in executor.steps), engine.stats().preemptions
