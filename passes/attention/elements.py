@@ -152,7 +152,7 @@ class Elements:
             return None
         if not is_positive(self.per_head[head], self.producer, self.tables.read):
             return None
-        return combine(lambda a, b: a**b, base, exponent)
+        return combine(_power, base, exponent)
 
     def limit(self, leaf: Any) -> int | None:
         """The largest magnitude of an integer leaf below the context."""
@@ -190,6 +190,10 @@ class Elements:
         made = sympy.Symbol(f"{name or op.kind}{len(self.opaque)}", real=True)
         self.opaque[made] = source
         return made
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    return base**exponent
 
 
 def _is_float(arg: Value | Weight) -> bool:
