@@ -19,6 +19,7 @@ from sympy.logic.boolalg import And
 from ir.dims import Dim, Table, evaluate, product
 from ir.graph import Arg, Op, Value, tensor_of
 from ir.ops.attention import TAIL
+from ir.ops.recurrence import BETA
 from ir.predicates import conjuncts, evaluate_grid, window_of
 from ir.types import KV, DType, Tensor
 from passes.linears import EXPERTS, experts_of
@@ -202,7 +203,23 @@ def _kv_bytes(op: Op, shape: StepShape) -> int:
             return _layer_bytes(kv, sum(seen))
         cached, exact = _split_at_tail(shape, seen, kv.block)
         return _layer_bytes(kv, cached) + _layer_bytes(cast(KV, cast(Value, tail).type), exact)
+    if op.kind == "paged_recurrence":
+        kv = cast(KV, cast(Value, op.args[0]).type)
+        replayed, states = _replayed(shape, kv.block)
+        inputs = sum(s.bytes_per_block(kv.block) for s in kv.streams if not s.per_block) // kv.block
+        state = sum(s.bytes_per_block(kv.block) for s in kv.streams if s.per_block)
+        return inputs * (replayed + sum(shape.counts)) + state * states
     return 0
+
+
+def _replayed(shape: StepShape, block: int) -> tuple[int, int]:
+    """(cached tokens that a recurrence computes on from, states that are read or written)."""
+    tokens = states = 0
+    for count, length in zip(shape.counts, shape.lens, strict=True):
+        before = length - count
+        tokens += (before - 1) % block + 1 if before else 0
+        states += bool(before) + -(-length // block) - -(-before // block)
+    return tokens, states
 
 
 def _split_at_tail(shape: StepShape, seen: list[int], block: int) -> tuple[int, int]:
@@ -233,6 +250,11 @@ def _operations(op: Op, shape: StepShape) -> int:
         heads, key_size = cast("tuple[int, int]", shape_of(op.args[0])[1:])
         value_size = cast(int, shape_of(op.out)[-1])
         return 2 * heads * (key_size + value_size) * sum(pairs for _, pairs in _seen(op, shape))
+    if op.kind == "paged_recurrence":
+        (keys, (heads, size)), new = (shape_of(op.args[i])[1:] for i in (2, 3)), sum(shape.counts)
+        replayed, _ = _replayed(shape, cast(KV, cast(Value, op.args[0]).type).block)
+        products = (1 if operand(op, BETA) is None else 2) * (new + replayed) + new
+        return 2 * cast(int, product((keys[1], heads, size))) * products
     return 0
 
 

@@ -14,6 +14,8 @@ from codegen.cpp.costs import costs_of
 from ir.dims import symbol
 from ir.types import DType
 from tests.codegen.harness import Arrays, arg, lower, paged_builder, random_weights, weight
+from tests.codegen.recurrences import CASES as RECURRENCES
+from tests.codegen.recurrences import graph as recurrence
 from tests.codegen.test_forward import HEADS, D, G, H, I, V, graph
 from tests.codegen.test_kv_formats import CASES
 from tests.codegen.test_kv_formats import graph as quantized_graph
@@ -63,6 +65,26 @@ def test_quantized_caches_count_codes_scales_and_tails() -> None:
     for count, length, filled in ((1, 129, 0), (1, 128, 1), (130, 130, 2)):
         sealed = of_kind(costs, StepShape((count,), (length,), 1), "kv_seal")[0]
         assert sealed.kv_bytes == filled * (per_block + 64 * exact)
+
+
+def test_recurrences_count_the_state_and_what_is_computed_on_from_it() -> None:
+    """Blocks of 16 tokens, 2 heads of keys of 17, 4 of values of 67."""
+    case = RECURRENCES["gated_delta"]
+    costs, inputs = costs_of(lower(recurrence(case))), 4 * (2 * 17 + 4 * 67 + 4 + 4)
+    state, product = 4 * 4 * 17 * 67, 2 * 4 * 17 * 67
+    for count, length, replayed, states in (
+        (1, 1, 0, 1),  # the state before the first token is written
+        (1, 16, 15, 1),
+        (1, 17, 16, 2),  # and read, of the block before
+        (1, 18, 1, 1),
+        (33, 33, 0, 3),
+        (15, 33, 2, 2),
+    ):
+        (found,) = of_kind(costs, StepShape((count,), (length,), 1), "paged_recurrence")
+        assert found.kv_bytes == inputs * (replayed + count) + state * states, (count, length)
+        assert found.operations == product * (2 * (replayed + count) + count)
+    (found,) = of_kind(costs, StepShape((1, 15), (18, 33), 2), "paged_recurrence")
+    assert found.kv_bytes == inputs * (3 + 16) + state * 3
 
 
 def test_activations_are_read_and_written_once(costs: Costs) -> None:
