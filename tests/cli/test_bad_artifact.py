@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime.manifest import VERSION
 from tests.cli.refused import Commands, little_memory
 from tests.runtime import made
 
@@ -78,7 +79,10 @@ def big(**entry: Any) -> dict[str, Any]:
 
 MODEL = made.manifest({})["model"]
 MANIFESTS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
-    "of a newer version": (lambda: made.manifest(made.default_files(), version=3), "format version 3"),
+    "of a newer version": (
+        lambda: made.manifest(made.default_files(), version=VERSION + 1),
+        f"format version {VERSION + 1}",
+    ),
     "of no version": (lambda: made.manifest(made.default_files(), version="x"), "version"),
     "of another format": (lambda: made.manifest(made.default_files(), format="elf"), "format"),
     "for a CPU feature that is not here": (lambda: kernel(features=["avx4096"]), "needs avx4096"),

@@ -44,7 +44,8 @@ def test_the_parts_are_the_sum(engine: Path, capsys: pytest.CaptureFixture[str])
     assert found["weight_bytes"] == (engine / "weights/cpu.safetensors").stat().st_size
     assert found["arena_bytes"] == 64 * 32 + 32 * 16 + 256  # of 20 tokens and 3 requests
     assert found["logits_bytes"] == (3 + 128) * 97 * 4
-    group = {"layers": 2, "window": None, "tail": False, "block": 16, "bytes_per_token": 2 * 2 * 1 * 8 * 4}
+    group = {"layers": 2, "window": None, "tail": False, "state": False, "block": 16}
+    group["bytes_per_token"] = 2 * 2 * 1 * 8 * 4
     assert found["groups"] == [group | {"block_bytes": 2048, "blocks": 9, "bytes": 9 * 2048}]
     assert found["swap_blocks"] == 2 and found["swap_bytes"] == 4096
     parts = ("weight", "arena", "logits", "sampler", "inputs", "kv", "swap")

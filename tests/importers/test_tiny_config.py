@@ -58,10 +58,11 @@ def test_a_tiny_checkpoint_is_a_configuration_alone(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "config.json").read_text())["hidden_size"] == 64
 
 
-def test_a_convolution_over_time_is_refused_as_state() -> None:
-    row = row_of("mamba")
+def test_a_recurrence_compiles_and_a_loop_over_the_sequence_is_refused_as_state() -> None:
+    assert row_of("mamba").outcome == COMPILES
+    row = row_of("rwkv")
     assert (row.outcome, row.state) == (REFUSED, True)
-    assert row.op == "aten.conv1d.default" and row.module.startswith("backbone.layers.0.")
+    assert row.op == "aten.zeros_like.default" and row.module.startswith("rwkv.blocks.0.")
     assert "needs state beyond keys and values" in row.reason
 
 
