@@ -7,6 +7,7 @@
 # fuzz: readers of untrusted files, each for MINUTES=10 (FUZZERS="gguf ir": these alone; SEED=text: the same cases again)
 # bench-llamacpp, bench-openvino, bench-ortgenai, bench-vllm: beside another engine · bench-big: beside llama.cpp at 1.1 billion weights
 # bench-experts: beside llama.cpp, a mixture of 32 experts of which a token chooses 8, 0.7 billion random weights
+# bench-recurrent: beside llama.cpp, a mamba of 0.13 billion random weights
 # bench-drafts: drafts beside none, by DRAFT=lookup of the demo engine or BENCH_OPTIONS="--engine PATH --draft self"
 # bench-quality: what quantised artifacts differ from float32 by · bench-needle: keys copied over 3,000 tokens with quantised caches
 SHELL := /bin/bash
@@ -33,10 +34,12 @@ MODELS := build/peers/models
 HUGGINGFACE := $(MODELS)/SmolLM2-135M-Instruct.Q4_1.huggingface
 BIG := $(MODELS)/llama-1.1b
 EXPERTS := $(MODELS)/qwen3moe-0.7b
+RECURRENT := $(MODELS)/mamba-130m
 DITHERED := build/dithered
 SPEED_ENGINES := $(SPEED_FORMATS:%=build/smollm2-%.octavo/manifest.json)
 BIG_ENGINES := $(SPEED_FORMATS:%=build/llama-1.1b-%.octavo/manifest.json)
 EXPERTS_ENGINES := build/qwen3moe-0.7b.octavo/manifest.json $(patsubst %,build/qwen3moe-0.7b-%.octavo/manifest.json,int8 int4)
+RECURRENT_ENGINES := build/mamba-130m.octavo/manifest.json $(patsubst %,build/mamba-130m-%.octavo/manifest.json,int8 int4)
 QUALITY_FORMATS := int8 int4 $(KV_FORMATS)
 QUALITY_ENGINES := $(patsubst %,build/dithered-%.octavo/manifest.json,f32 $(QUALITY_FORMATS))
 TEXTS := compiler/quantization/texts
@@ -50,7 +53,7 @@ SLOW_TESTS := tests/model tests/zoo tests/triton tests/importers tests/codegen t
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 PEERS := llamacpp openvino ortgenai vllm
 
-.PHONY: install model demo page page-picture lint test test-quick test-slow test-zoo architectures bench bench-engines bench-quality bench-needle bench-big bench-experts bench-paging bench-drafts soak gpu-tables bench-gpu fuzz $(PEERS:%=bench-%) clean
+.PHONY: install model demo page page-picture lint test test-quick test-slow test-zoo architectures bench bench-engines bench-quality bench-needle bench-big bench-experts bench-recurrent bench-paging bench-drafts soak gpu-tables bench-gpu fuzz $(PEERS:%=bench-%) clean
 
 install: .venv/installed
 
@@ -171,6 +174,15 @@ $(EXPERTS_ENGINES): build/qwen3moe-0.7b%octavo/manifest.json: $(COMPILER_FILES) 
 	$(BIN)/octavo compile $(EXPERTS) -o build/qwen3moe-0.7b$*octavo --force --dtype f32 \
 	$(if $(findstring int,$*),--algorithm rtn --max-kl 1000 --quantize $(patsubst -%.,%,$*))
 
+$(RECURRENT).gguf: | .venv/installed
+	rm -rf $(RECURRENT)
+	$(BIN)/python benchmarks/random_model.py $(MODELS) --name $(notdir $(RECURRENT)) --layers 24 --hidden 768 --state 16 \
+	--vocab 50280
+
+$(RECURRENT_ENGINES): build/mamba-130m%octavo/manifest.json: $(COMPILER_FILES) .venv/installed | $(RECURRENT).gguf
+	$(BIN)/octavo compile $(RECURRENT) -o build/mamba-130m$*octavo --force --dtype f32 --max-context 4096 \
+	$(if $(findstring int,$*),--algorithm rtn --max-kl 1000 --quantize $(patsubst -%.,%,$*))
+
 bench-engines: $(DEMO_ENGINE)/manifest.json $(DEMO_BF16_ENGINE)/manifest.json $(SPEED_ENGINES)
 
 # LLAMACPP: an environment with llama-cpp-python, which bench-llamacpp makes.
@@ -191,6 +203,10 @@ bench-big: $(BIG_ENGINES) .venv/bench-installed
 
 bench-experts: $(EXPERTS_ENGINES) .venv/bench-installed
 	$(BIN)/python benchmarks/compare.py llamacpp --source $(EXPERTS).gguf --engines 'build/qwen3moe-0.7b-{}.octavo' \
+	--dtype f32 --dtype int8 --dtype int4 --workload one --workload prefill --workload sixteen $(BENCH_OPTIONS)
+
+bench-recurrent: $(RECURRENT_ENGINES) .venv/bench-installed
+	$(BIN)/python benchmarks/compare.py llamacpp --source $(RECURRENT).gguf --engines 'build/mamba-130m-{}.octavo' \
 	--dtype f32 --dtype int8 --dtype int4 --workload one --workload prefill --workload sixteen $(BENCH_OPTIONS)
 
 .venv/bench-installed: .venv/installed

@@ -1,4 +1,4 @@
-"""A llama, or a qwen3_moe, with random weights: a Hugging Face directory and the same as a GGUF file.
+"""A llama, a qwen3_moe or a mamba with random weights: a Hugging Face directory and the same as a GGUF file.
 
 For speeds at sizes that no checkpoint is at hand for. By default a llama of 1.1 billion weights: 4.4 GB on
 disk in all.
@@ -28,6 +28,7 @@ def command(
     kv_heads: Annotated[int, typer.Option()] = 4,
     intermediate: Annotated[int, typer.Option(help="Inner width, of an expert where there are some.")] = 5632,
     experts: Annotated[int, typer.Option(help="0: a llama.", min=0)] = 0,
+    state: Annotated[int, typer.Option(help="Size of a mamba's state; 0: a llama.", min=0)] = 0,
     chosen: Annotated[int, typer.Option(help="Experts of a token.", min=1)] = 8,
     vocab: Annotated[int, typer.Option()] = 32000,
     seed: Annotated[int, typer.Option()] = 0,
@@ -48,10 +49,18 @@ def command(
             "num_experts": experts, "num_experts_per_tok": chosen, "moe_intermediate_size": intermediate,
             "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
         }  # fmt: skip
+    if state:
+        config = {
+            "architectures": ["MambaForCausalLM"], "model_type": "mamba", "dtype": "float16",
+            "hidden_size": hidden, "intermediate_size": 2 * hidden, "expand": 2, "state_size": state,
+            "conv_kernel": 4, "time_step_rank": -(-hidden // 16), "num_hidden_layers": layers,
+            "vocab_size": vocab, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True,
+            "bos_token_id": 1, "eos_token_id": 2,
+        }  # fmt: skip
     (directory / "config.json").write_text(json.dumps(config, indent=1))
     rng, index = np.random.default_rng(seed), {}
-    for part, shapes in _parts(config).items():
-        tensors = {f"{tensor}.weight": _random(rng, shape) for tensor, shape in shapes.items()}
+    for part, shapes in (_mamba_parts if state else _parts)(config).items():
+        tensors = {_file_name(tensor): _random(rng, shape) for tensor, shape in shapes.items()}
         save_file(tensors, directory / f"{part}.safetensors", metadata={"format": "pt"})
         index |= dict.fromkeys(tensors, f"{part}.safetensors")
     (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
@@ -78,6 +87,27 @@ def _parts(config: dict[str, Any]) -> dict[str, Shapes]:
     return parts
 
 
+def _mamba_parts(config: dict[str, Any]) -> dict[str, Shapes]:
+    hidden, inner, state = config["hidden_size"], config["intermediate_size"], config["state_size"]
+    rank = config["time_step_rank"]
+    layer = {
+        "norm": (hidden,), "mixer.in_proj": (2 * inner, hidden), "mixer.out_proj": (hidden, inner),
+        "mixer.conv1d": (inner, 1, config["conv_kernel"]), "mixer.conv1d.bias": (inner,),
+        "mixer.x_proj": (rank + 2 * state, inner), "mixer.dt_proj": (inner, rank),
+        "mixer.dt_proj.bias": (inner,), "mixer.A_log": (inner, state), "mixer.D": (inner,),
+    }  # fmt: skip
+    rest: Shapes = {"backbone.embeddings": (config["vocab_size"], hidden), "backbone.norm_f": (hidden,)}
+    layers = {
+        f"layer-{i}": {f"backbone.layers.{i}.{name}": shape for name, shape in layer.items()}
+        for i in range(config["num_hidden_layers"])
+    }
+    return {"rest": rest, **layers}
+
+
+def _file_name(tensor: str) -> str:
+    return tensor if tensor.endswith((".bias", ".A_log", ".D")) else f"{tensor}.weight"
+
+
 def _mlp(config: dict[str, Any]) -> Shapes:
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     block = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
@@ -92,7 +122,7 @@ def _random(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any,
     """Matrices that keep a vector's size; norms of ones."""
     if len(shape) == 1:
         return np.ones(shape, np.float16)
-    return (rng.standard_normal(shape, np.float32) * shape[1] ** -0.5).astype(np.float16)
+    return (rng.standard_normal(shape, np.float32) * shape[-1] ** -0.5).astype(np.float16)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""A llama's or qwen3_moe's Hugging Face directory as a GGUF file, which llama.cpp quantises and runs."""
+"""A Hugging Face directory (llama, qwen3_moe, mamba) as a GGUF file, which llama.cpp quantises and runs."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,18 @@ from gguf import (
     GGUFReader,
     GGUFWriter,
     LlamaFileType,
+    TensorNameMap,
     get_tensor_name_map,
 )
 from safetensors import safe_open
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-ARCHITECTURES = {"llama": MODEL_ARCH.LLAMA, "qwen3_moe": MODEL_ARCH.QWEN3MOE}
+ARCHITECTURES = {
+    "llama": MODEL_ARCH.LLAMA,
+    "qwen3_moe": MODEL_ARCH.QWEN3MOE,
+    "mamba": MODEL_ARCH.MAMBA,
+}
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
 
 
@@ -31,7 +36,7 @@ def write(directory: Path, path: Path, like: Path | None = None) -> None:
     """The weights of `directory` (config.json, *.safetensors) as `path`, float32; float16 matrices stay so.
 
     like: a GGUF file of the same model, which gives the metadata, tokenizer included; without it there is no
-    vocabulary in the file. Raises ValueError for what is neither a llama nor a qwen3_moe.
+    vocabulary in the file. Raises ValueError for other models.
     """
     config = json.loads((directory / "config.json").read_text())
     arch = ARCHITECTURES.get(config["model_type"])
@@ -40,7 +45,9 @@ def write(directory: Path, path: Path, like: Path | None = None) -> None:
         raise ValueError(f"{directory}: a {config['model_type']} model; only names of {known} are known here")
     writer = GGUFWriter(path, MODEL_ARCH_NAMES[arch])
     if like is None:
-        _add_shape(writer, config)
+        (_add_recurrent_shape if arch == MODEL_ARCH.MAMBA else _add_shape)(writer, config)
+        writer.add_vocab_size(config["vocab_size"])
+        writer.add_tokenizer_model("none")
     else:
         _add_metadata(writer, like)
     for name, array in _tensors(directory, config, arch):
@@ -77,8 +84,19 @@ def _add_shape(writer: GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_expert_count(config["num_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("none")
+
+
+def _add_recurrent_shape(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_context_length(2**20)
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+    writer.add_layer_norm_rms_eps(config["layer_norm_epsilon"])
+    writer.add_ssm_conv_kernel(config["conv_kernel"])
+    writer.add_ssm_inner_size(config["intermediate_size"])
+    writer.add_ssm_state_size(config["state_size"])
+    writer.add_ssm_time_step_rank(config["time_step_rank"])
 
 
 def _tensors(directory: Path, config: dict[str, Any], arch: MODEL_ARCH) -> Iterator[tuple[str, Array]]:
@@ -93,7 +111,20 @@ def _tensors(directory: Path, config: dict[str, Any], arch: MODEL_ARCH) -> Itera
                 arrays = [_stored(tensors.get_tensor(key)) for key in keys]
                 array = np.stack(arrays) if EXPERT.match(keys[0]) else arrays[0]
                 count = heads.get(stem.rpartition(".")[2])
-                yield f"{names.get_name(stem)}.weight", array if count is None else pairs(array, count)
+                array = array if count is None else pairs(array, count)
+                yield _gguf_name(stem, names), _RECURRENT.get(stem.rpartition(".")[2], lambda x: x)(array)
+
+
+def _gguf_name(stem: str, names: TensorNameMap) -> str:
+    """Of a bias too; a recurrence's own vectors have no ending."""
+    if stem.endswith(".bias"):
+        return f"{names.get_name(stem.removesuffix('.bias'))}.bias"
+    return f"{names.get_name(stem)}" + ("" if stem.endswith((".A_log", ".D")) else ".weight")
+
+
+_RECURRENT: dict[str, Callable[[Array], Array]] = {
+    "A_log": lambda x: -np.exp(x.astype(np.float32)), "conv1d": lambda x: x[:, 0].astype(np.float32),
+}  # fmt: skip
 
 
 def _stacks(keys: Iterable[str]) -> dict[str, list[str]]:
