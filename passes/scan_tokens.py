@@ -4,8 +4,10 @@ softmax.
 (q k^T * D) v, where D is 0 for later keys and a ** (q - k) for the others, with a number a for each head, is
 a recurrence with that decay: linear attention (arXiv 2006.16236) and retention (arXiv 2307.08621) as they are
 trained. D may also be exp(c_q - c_k) where c is a running sum of what each token makes for each head (gated
-linear attention, arXiv 2312.06635; Mamba-2). The sum of scores over the keys, which some divide by, is the
-same with ones for values. So nothing of S x S is kept, and the state is paged as any recurrence's.
+linear attention, arXiv 2312.06635; Mamba-2), or any matrix of positions that is a product of factors between
+the key and the query (passes/attention/matrices.py), which may stand alone, as a running mean's does. The sum
+of scores over the keys, which some divide by, is the same with ones for values. So nothing of S x S is kept,
+and the state is paged as any recurrence's.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from passes.attention.elements import HEAD, Elements, Unreadable
 from passes.attention.heads import find_heads
 from passes.attention.indexing import Index, broadcast, pull, unflatten
 from passes.attention.keyed import NoBias, as_many, repeated
+from passes.attention.matrices import Factors, NoMatrix, Weighting, tables
 from passes.attention.prover import OUT, SIZE, Prover
 from passes.attention.scores import on_past_keys
 from passes.attention.tables import Tables
@@ -106,12 +109,63 @@ def _replaced(
     size = 1 if v is None else shape(op.out)[-1]
     elements = prover.elements(view, prover.sizes(length, h=heads, e=size))
     try:
-        found = _Scores.of(prover, op, scores, elements, tuple(lead), view)
-        if found is None:
+        found = _read(prover, op, scores, elements, tuple(lead), view)
+        if found is None or (found.dot is None and v is None):
             return None
         return _emit(op, found, elements, v, length, view)
     except (NotLinear, NoBias) as reason:
         return Miss("linear attention", op, str(reason))
+
+
+def _read(
+    prover: Prover, op: Op, scores: Arg, elements: Elements, lead: tuple[Any, ...], view: View
+) -> _Scores | None:
+    """By a rate, or else by a matrix."""
+    reason: NotLinear | None = None
+    try:
+        if (found := _Scores.of(prover, op, scores, elements, lead, view)) is not None:
+            return found
+    except NotLinear as error:
+        reason = error
+    try:
+        found = _weighted(prover, op, scores, elements, lead, view)
+    except NotLinear as error:
+        raise reason or error from None
+    if found is None and reason is not None:
+        raise reason
+    return found
+
+
+def _weighted(
+    prover: Prover, op: Op, scores: Arg, elements: Elements, lead: tuple[Any, ...], view: View
+) -> _Scores | None:
+    """Products that matrices of positions weight, or those alone. None where there are none of them."""
+    index = unflatten(HEAD, lead, elements.sizes)
+    try:
+        element = (factors := Factors(elements)).at(scores, broadcast((*index, QUERY, KEY), shape(scores)))
+    except Unreadable:
+        return None
+    kept = [(leaf, guard) for leaf, guard in element.items if leaf != 0] if isinstance(element, Cases) else []
+    if len(kept) != 1:
+        return None
+    ((leaf, guard),) = kept
+    scale, rest = leaf.as_coeff_Mul()
+    powers = dict(rest.as_powers_dict())
+    matrices = {s: powers[s] for s in powers if factors.is_matrix(s)}
+    dots = [s for s in powers if s not in matrices and _is_product(s, elements)]
+    if not matrices or len(dots) > 1 or len(dots) + len(matrices) < len(powers):
+        return None
+    if any(powers[s] != 1 for s in dots) or any(abs(n) != 1 for n in matrices.values()):
+        return None
+    terms = tuple((s, int(n)) for s, n in matrices.items())
+    if lower := guard != sympy.true:
+        _check_causal(prover, op, guard, elements, view)
+    weighting = Weighting(elements, terms, float(scale), lower)
+    try:
+        weighting.check()
+    except NoMatrix as error:
+        raise NotLinear(str(error)) from None
+    return _Scores(dots[0] if dots else None, sympy.Integer(1), weighting, index)
 
 
 class NotLinear(Exception):
@@ -151,16 +205,21 @@ class _Scores:
         if len(kept) != 1:
             raise NotLinear("what scores are multiplied by depends on positions in other ways than a decay")
         ((leaf, keep),) = kept
-        try:
-            predicate, _ = prover.proved(op, keep, elements.sizes[QUERY], view)
-        except PassError as refused:
-            raise NotLinear(refused.reason) from None
-        if predicate != CAUSAL:
-            raise NotLinear(f"scores count where {predicate}, not for all keys up to the query")
+        _check_causal(prover, op, keep, elements, view)
         factor = sympy.powsimp(sympy.expand(on_past_keys(leaf) / dot), combine="exp")
         scale, rest = factor.as_coeff_Mul()
         rate = sympy.Integer(0) if rest == 1 else _rate(rest, elements)
         return _Scores(dot, scale, rate, index)
+
+
+def _check_causal(prover: Prover, op: Op, keep: Any, elements: Elements, view: View) -> None:
+    """Raise NotLinear unless scores count for all keys up to the query and no others."""
+    try:
+        predicate, _ = prover.proved(op, keep, elements.sizes[QUERY], view)
+    except PassError as refused:
+        raise NotLinear(refused.reason) from None
+    if predicate != CAUSAL:
+        raise NotLinear(f"scores count where {predicate}, not for all keys up to the query")
 
 
 def _is_product(symbol: Any, elements: Elements) -> bool:
@@ -208,7 +267,40 @@ def _origin(symbol: Any, elements: Elements) -> tuple[Op, Index]:
 
 
 def _emit(op: Op, found: _Scores, elements: Elements, v: Arg, length: Any, view: View) -> Value:
-    heads, source = elements.sizes[HEAD], elements.opaque[found.dot]
+    heads = elements.sizes[HEAD]
+    q, k = _factors(found, elements, length, view)
+    if found.scale != 1:
+        q = view.op("mul", q, Scalar(float(found.scale)))
+    if v is None:
+        values = view.op("full", shape=(1, heads, length, 1), value=1.0, dtype="f32")
+    else:
+        index = broadcast((*found.lead, KEY, OUT), shape(v))
+        values = repeated(_heads(v, index, KEY, elements.sizes, view, OUT), heads, view)
+    if isinstance(found.rate, Weighting):
+        own, decay = (_by_position(x, heads, length, view) for x in tables(found.rate, view.op))
+        values = view.op("mul", values, own)
+    else:
+        decay = _decay(found.rate, elements, length, view)
+    out = view.op("recurrence", q, k, values, decay)
+    turned = view.op("transpose", out, perm=(0, 2, 1, 3))
+    return turned if turned.type == op.out.type else view.op("reshape", turned, shape=shape(op.out))
+
+
+def _by_position(table: Value, heads: int, length: Any, view: View) -> Value:
+    """[1,H,S,1] of a table [C,H or 1]."""
+    rows = view.op("embed", view.op("iota", size=length), table)
+    turned = view.op(
+        "reshape", view.op("transpose", rows, perm=(1, 0)), shape=(1, shape(table)[1], length, 1)
+    )
+    return turned if shape(table)[1] == heads else view.op("expand", turned, shape=(1, heads, length, 1))
+
+
+def _factors(found: _Scores, elements: Elements, length: Any, view: View) -> list[Value]:
+    """Queries and keys [1,heads,S,size]."""
+    if found.dot is None:
+        ones = view.op("full", shape=(1, elements.sizes[HEAD], length, 1), value=1.0, dtype="f32")
+        return [ones, ones]
+    source = elements.opaque[found.dot]
     *lead, row, column = source.index
     if {row, column} != {QUERY, KEY}:
         raise NotLinear("the scores are not a product of queries and keys at their own positions")
@@ -217,17 +309,7 @@ def _emit(op: Op, found: _Scores, elements: Elements, v: Arg, length: Any, view:
     left = _heads(x, (*lead, row, SIZE), row, sizes, view)
     right = _heads(y, (*lead, SIZE, column), column, sizes, view)
     q, k = (left, right) if row == QUERY else (right, left)
-    q, k = as_many([q, k], view)
-    if found.scale != 1:
-        q = view.op("mul", q, Scalar(float(found.scale)))
-    if v is None:
-        values = view.op("full", shape=(1, heads, length, 1), value=1.0, dtype="f32")
-    else:
-        index = broadcast((*found.lead, KEY, OUT), shape(v))
-        values = repeated(_heads(v, index, KEY, elements.sizes, view, OUT), heads, view)
-    out = view.op("recurrence", q, k, values, _decay(found.rate, elements, length, view))
-    turned = view.op("transpose", out, perm=(0, 2, 1, 3))
-    return turned if turned.type == op.out.type else view.op("reshape", turned, shape=shape(op.out))
+    return as_many([q, k], view)
 
 
 def _heads(arg: Arg, index: Any, row: Any, sizes: Any, view: View, column: Any = SIZE) -> Value:

@@ -17,6 +17,7 @@ from passes.attention.elements import HEAD, Elements, Unreadable
 from passes.attention.heads import Heads, find_heads
 from passes.attention.indexing import Index, broadcast, shape_of, unflatten
 from passes.attention.keyed import as_many
+from passes.attention.matrices import is_constant
 from passes.attention.prover import OUT, SIZE, Prover, refused
 from passes.attention.scores import Scores
 from passes.match import dtype, literal
@@ -31,7 +32,7 @@ class Near(Exception):
 def written_out(prover: Prover, op: Op, view: View) -> Arg | Miss | None:
     """The attention that a matmul completes, if its first operand is a softmax over tokens."""
     softmax = softmax_behind(op.args[0], view)
-    if softmax is None:
+    if softmax is None or is_constant(softmax.out, view.producer):
         return None
     try:
         return _WrittenOut(prover, op, softmax, view).replacement()

@@ -47,6 +47,8 @@ class Attention(nn.Module):
         self.register_buffer("any_key", any_key)
         self.register_buffer("earlier", any_key.tril())
         self.register_buffer("added", torch.zeros(CONTEXT, CONTEXT).masked_fill(~any_key.tril(), -math.inf))
+        away = torch.arange(CONTEXT)[:, None] - torch.arange(CONTEXT)
+        self.register_buffer("decays", (torch.tensor([0.9, 0.95, 0.99])[:, None, None] ** away.abs()).tril())
         self.register_buffer("slopes", torch.tensor([0.5, 0.25, 0.125]))
         self.sinks = nn.Parameter(torch.tensor([0.3, -0.7, 1.1]))
         self.rel, self.row = nn.Embedding(32, HEADS), nn.Parameter(torch.randn(HEADS, CONTEXT))
@@ -487,8 +489,67 @@ def gated_linear(m: Any, q: Any, k: Any, v: Any) -> Any:
     return (q @ k.transpose(-1, -2) / SIZE * between) @ v
 
 
+def rates(q: Any) -> Any:
+    return 1 - 2.0 ** (-5 - torch.arange(HEADS, device=q.device))
+
+
+def distances(q: Any) -> Any:
+    at = torch.arange(q.shape[2], device=q.device)
+    return at[:, None] - at
+
+
+def retention_by_buffer(m: Any, q: Any, k: Any, v: Any) -> Any:
+    size = q.shape[2]
+    return (q @ k.transpose(-1, -2) * m.decays[:, :size, :size]) @ v / SIZE
+
+
+def retention_of_a_stack(m: Any, q: Any, k: Any, v: Any) -> Any:
+    d = distances(q).clamp(min=0)
+    decays = torch.stack([torch.tensor(rate).pow(d).tril() for rate in (0.9, 0.95, 0.99)])
+    return torch.einsum("bhij,bhjd->bhid", q @ k.transpose(-1, -2) / SIZE * decays, v)
+
+
+def retention_without_what_is_no_number(m: Any, q: Any, k: Any, v: Any) -> Any:
+    d = distances(q)
+    exponent = d.float().masked_fill(d < 0, math.inf) * rates(q).log()[:, None, None]
+    decays = torch.nan_to_num(exponent.exp())
+    decays[decays != decays] = 0
+    return (q @ k.transpose(-1, -2) / SIZE * decays) @ v
+
+
+def retention_by_the_sum_of_decays(m: Any, q: Any, k: Any, v: Any) -> Any:
+    decays = torch.where(distances(q) >= 0, m.slopes[:, None, None].sigmoid() ** distances(q), 0.0)
+    scores = q.sigmoid() @ k.sigmoid().transpose(-1, -2) * decays / decays.sum(-1, keepdim=True)
+    return scores @ v / (scores.sum(-1, keepdim=True) + 1)
+
+
+def mean_by_matrix(m: Any, q: Any, k: Any, v: Any) -> Any:
+    weights = causal(q)
+    return q.tanh() * (weights / weights.sum(-1, keepdim=True) @ v)
+
+
+def mean_of_the_recent(m: Any, q: Any, k: Any, v: Any) -> Any:
+    return (fill(m, -0.1 * distances(q).float()[None, None])).softmax(-1)[0, 0] @ v
+
+
+def average_by_head(m: Any, q: Any, k: Any, v: Any) -> Any:
+    size = q.shape[2]
+    return torch.einsum("hij,bhjd->bhid", m.decays[:, :size, :size], v) / 8
+
+
+def sum_of_later_positions(m: Any, q: Any, k: Any, v: Any) -> Any:
+    """Keys count the more the later they are."""
+    weights = causal(q) * torch.arange(1, q.shape[2] + 1, device=q.device)
+    return weights / weights.sum(-1, keepdim=True) @ v
+
+
 RECURRENT: dict[str, tuple[Attend, ...]] = {
     "sums": (linear, of_products, elu, state_of_every_token), "decays": (retention, gated_linear, forgetting),
+    "decays in matrices": (
+        retention_by_buffer, retention_of_a_stack, retention_without_what_is_no_number,
+        retention_by_the_sum_of_decays,
+    ),
+    "matrices alone": (mean_by_matrix, mean_of_the_recent, average_by_head, sum_of_later_positions),
 }  # fmt: skip
 
 
@@ -606,7 +667,55 @@ def keys_of_later_tokens(m: Any, q: Any, k: Any, v: Any) -> Any:
     return sdpa(q, k.roll(-1, 2), v, is_causal=True)
 
 
+def average(weights: Any) -> Attend:
+    """Values weighted by positions alone: weights(distances [S,S]) -> [S,S]."""
+
+    def attend(m: Any, q: Any, k: Any, v: Any) -> Any:
+        return weights(distances(q)) @ v
+
+    attend.__name__ = weights.__name__
+    return attend
+
+
+def of_both_signs(d: Any) -> Any:
+    return (-0.5) ** d.clamp(min=0) * (d >= 0)
+
+
+def of_near_keys(d: Any) -> Any:
+    return ((d >= 0) & (d < 5)).float()
+
+
+def of_earlier_keys_alone(d: Any) -> Any:
+    return (d > 0).float()
+
+
+def of_a_key_ahead(d: Any) -> Any:
+    return (d >= -1).float()
+
+
+def over_the_queries(d: Any) -> Any:
+    return (d >= 0) / (d >= 0).float().sum(0)
+
+
+def over_all_keys(d: Any) -> Any:
+    return (d >= 0) / torch.exp(-d.abs().float()).sum(-1, keepdim=True)
+
+
+def by_the_length(d: Any) -> Any:
+    return (d >= 0) * (d / d.shape[0] + 1)
+
+
+def decay_with_one_other(d: Any) -> Any:
+    decays = torch.where(d >= 0, 0.9**d, 0.0)
+    row = torch.arange(d.shape[0], device=d.device)[:, None]
+    return torch.where((row == 100) & (d == 50), 2 * decays, decays)
+
+
 REFUSED = (
+    *map(average, (
+        of_both_signs, of_near_keys, of_earlier_keys_alone, of_a_key_ahead, over_the_queries, over_all_keys,
+        by_the_length, decay_with_one_other,
+    )),
     *map(masked, (
         random_ahead, prefix, no_mask, off_by_one, window_both_ways, window_alone, only_lowered, zeroed,
         chosen_by_content, only_at_the_end, first_half, by_both_positions, from_the_end, ahead_by_distance,
