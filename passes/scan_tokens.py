@@ -28,7 +28,7 @@ from passes.attention.elements import HEAD, Elements, Unreadable
 from passes.attention.heads import find_heads
 from passes.attention.indexing import Index, broadcast, pull, unflatten
 from passes.attention.keyed import NoBias, as_many, repeated
-from passes.attention.matrices import Factors, NoMatrix, Weighting, tables
+from passes.attention.matrices import Factors, NoMatrix, Weighting, is_constant, tables
 from passes.attention.prover import OUT, SIZE, Prover
 from passes.attention.scores import on_past_keys
 from passes.attention.tables import Tables
@@ -83,9 +83,24 @@ def _summed(rows: Value, view: View) -> Value:
 def _linear_attention(prover: Prover, op: Op, view: View) -> Arg | Miss | None:
     """Scores [..,S,S] times v [..,S,E]."""
     sizes, factors = shape(op.out), shape(op.args[0])
+    if len(factors) > 1 and factors[-1] == S and is_constant(op.args[1], view.producer):
+        return _from_the_right(op, view)
     if isinstance(sizes[-2], int) or len(factors) < 2 or isinstance(factors[-1], int):
         return None
     return _replaced(prover, op, op.args[0], op.args[1], sizes[:-1], view)
+
+
+def _from_the_right(op: Op, view: View) -> Arg | None:
+    """x [..,E,S] times a matrix [..,S,S] of positions, as its transpose times [..,S,E]."""
+    if shape(op.args[1])[-2:] != (S, S) or is_constant(op.args[0], view.producer):
+        return None
+    x, matrix = (_turned(arg, view) for arg in op.args)
+    return _turned(view.op("matmul", matrix, x), view)
+
+
+def _turned(arg: Arg, view: View) -> Value:
+    last = len(shape(arg)) - 1
+    return view.op("transpose", arg, perm=(*range(last - 1), last, last - 1))
 
 
 def _total(prover: Prover, op: Op, view: View) -> Arg | Miss | None:
@@ -176,8 +191,9 @@ class NotLinear(Exception):
 class _Scores:
     """scale * dot * exp(decay) for keys up to the query's, 0 for later ones.
 
-    dot: the symbol of query times key. rate: the decay over q - k, a number, or one times a head's symbol or
-    its log; or the symbol of a running sum at the query, of which that at the key is taken.
+    dot: the symbol of query times key; None for weights alone. rate: the decay over q - k, a number, or one
+    times a head's symbol or its log; or the symbol of a running sum at the query, of which that at the key is
+    taken; or a weighting by matrices of positions.
     """
 
     dot: Any
