@@ -17,7 +17,7 @@ from passes.paging.layout import Layout, S, T, reshaped, token_axes
 from passes.paging.lowering import Lowering, shape_of
 
 Rule = Callable[[Lowering, Op], None]
-STATE = "needs state beyond keys and values"  # of each request, which there is none of yet
+STATE = "needs state beyond keys and values"  # of each request, which recurrences alone have
 
 
 def pointwise(low: Lowering, op: Op) -> None:
