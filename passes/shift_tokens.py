@@ -77,12 +77,12 @@ def _convolution(op: Op, view: View) -> Arg | None:
 
 
 def _padded(op: Op, view: View) -> Arg | None:
-    """The first S results of a convolution of [1,C,S] with as many zeros on both sides as it looks back."""
-    conv = view.made_by(op.args[0], "conv1d")
-    whole = (attribute(op, "axis"), attribute(op, "start"), attribute(op, "stop"), attribute(op, "step"))
-    if conv is None or whole != (2, 0, S, 1) or not attribute(conv, "padding"):
+    """S results of a convolution of [1,C,S] that has zeros on both sides, or more before it than it needs."""
+    conv, start = view.made_by(op.args[0], "conv1d"), attribute(op, "start")
+    cut = (attribute(op, "axis"), attribute(op, "step"), shape(op.out)[2:])
+    if conv is None or cut != (2, 1, (S,)) or not isinstance(start, int) or start < 0:
         return None
-    rows = _rows(conv, 0, view)
+    rows = _rows(conv, start, view)
     return None if rows is None else view.op("transpose", rows, perm=(0, 2, 1))
 
 

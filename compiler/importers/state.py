@@ -13,7 +13,10 @@ from typing import Any
 from compiler.importers.refused import ImportRefused
 from passes.paging.rules import STATE
 
-TODO = "Choose a model whose layers keep nothing of earlier tokens but keys and values"
+TODO = (
+    "Write a linear recurrence for all tokens at once, as masked products or running sums, or choose a model "
+    "whose layers have none but those"
+)
 
 
 def as_state(refused: Sequence[tuple[Any, ImportRefused]], program: Any) -> ImportRefused:

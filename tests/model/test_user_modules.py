@@ -537,6 +537,12 @@ def average_by_head(m: Any, q: Any, k: Any, v: Any) -> Any:
     return torch.einsum("hij,bhjd->bhid", m.decays[:, :size, :size], v) / 8
 
 
+def average_from_the_right(m: Any, q: Any, k: Any, v: Any) -> Any:
+    """The same as x^T times a matrix."""
+    size = q.shape[2]
+    return (v.mT @ m.decays[:, :size, :size].mT).mT / 8
+
+
 def sum_of_later_positions(m: Any, q: Any, k: Any, v: Any) -> Any:
     """Keys count the more the later they are."""
     weights = causal(q) * torch.arange(1, q.shape[2] + 1, device=q.device)
@@ -549,7 +555,9 @@ RECURRENT: dict[str, tuple[Attend, ...]] = {
         retention_by_buffer, retention_of_a_stack, retention_without_what_is_no_number,
         retention_by_the_sum_of_decays,
     ),
-    "matrices alone": (mean_by_matrix, mean_of_the_recent, average_by_head, sum_of_later_positions),
+    "matrices alone": (
+        mean_by_matrix, mean_of_the_recent, average_by_head, average_from_the_right, sum_of_later_positions,
+    ),
 }  # fmt: skip
 
 
@@ -746,6 +754,9 @@ class Mixer(nn.Module):
 
 MIXERS: dict[str, Callable[[Any, Any], Any]] = {
     "conv_both_ways": lambda m, x: m.conv(nn.functional.pad(x.transpose(1, 2), (1, 1))).transpose(1, 2),
+    "conv_cut_ahead": lambda m, x: m.conv(nn.functional.pad(x.transpose(1, 2), (2, 2)))[
+        ..., 1 : x.shape[1] + 1
+    ].transpose(1, 2),
     "shift_to_the_left": lambda m, x: x + nn.functional.pad(x, (0, 0, -1, 1)),
     "flip": lambda m, x: x + x.flip(1),
     "roll": lambda m, x: x + x.roll(1, 1),
@@ -779,6 +790,13 @@ def of_tokens_before(m: Any, x: Any) -> Any:
     return x + 0.3 * conv + 0.5 * shifted - nn.functional.pad(conv, (0, 0, 1, -1))
 
 
+def cut_convolutions(m: Any, x: Any) -> Any:
+    """A convolution over more zeros than it needs, cut to all lengths back that they allow."""
+    length = x.shape[1]
+    conv = m.conv(nn.functional.pad(x.transpose(1, 2), (4, 0)))
+    return x + conv[..., :length].tanh().mT - conv[..., 1 : length + 1].mT / 2 + conv[..., 2:].mT / 3
+
+
 def of_all_before(m: Any, x: Any) -> Any:
     """Running sums and means, one of what the other gives."""
     count = torch.arange(1, x.shape[1] + 1, device=x.device)[:, None]
@@ -792,8 +810,9 @@ def test_logits_of_running_sums(tmp_path: Path) -> None:
     check(made(Attention(linear), Mixer(of_all_before)), tmp_path)
 
 
-def test_logits_of_what_reads_the_tokens_just_before(tmp_path: Path) -> None:
-    check(made(Attention(flagged), Mixer(of_tokens_before)), tmp_path)
+@pytest.mark.parametrize("mix", [of_tokens_before, cut_convolutions], ids=lambda f: f.__name__)
+def test_logits_of_what_reads_the_tokens_just_before(mix: Callable[[Any, Any], Any], tmp_path: Path) -> None:
+    check(made(Attention(flagged), Mixer(mix)), tmp_path)
 
 
 @pytest.mark.parametrize("name", MIXERS)
