@@ -19,11 +19,10 @@ from sympy.logic.boolalg import And
 from ir.dims import Dim, Table, evaluate, product
 from ir.graph import Arg, Op, Value, tensor_of
 from ir.ops.attention import TAIL
-from ir.ops.recurrence import BETA
 from ir.predicates import conjuncts, evaluate_grid, window_of
 from ir.types import KV, DType, Tensor
 from passes.linears import EXPERTS, experts_of
-from passes.match import attribute, operand
+from passes.match import attribute, operand, operand_named
 from passes.memory.schedule import Kernel, Schedule
 
 LOOKUPS = ("embed", "qembed", "take", "take_rows")  # they read as many rows of their table as they write
@@ -251,9 +250,10 @@ def _operations(op: Op, shape: StepShape) -> int:
         value_size = cast(int, shape_of(op.out)[-1])
         return 2 * heads * (key_size + value_size) * sum(pairs for _, pairs in _seen(op, shape))
     if op.kind == "paged_recurrence":
-        (keys, (heads, size)), new = (shape_of(op.args[i])[1:] for i in (2, 3)), sum(shape.counts)
+        new, has_beta = sum(shape.counts), operand_named(op, "beta") is not None
+        keys, (heads, size) = (shape_of(op.args[i])[1:] for i in (2, 3))
         replayed, _ = _replayed(shape, cast(KV, cast(Value, op.args[0]).type).block)
-        products = (1 if operand(op, BETA) is None else 2) * (new + replayed) + new
+        products = (2 if has_beta else 1) * (new + replayed) + new
         return 2 * cast(int, product((keys[1], heads, size))) * products
     return 0
 

@@ -8,7 +8,7 @@ from codegen.cpp.context import Context, dtype_of, refuse, shape_of
 from codegen.kv_block import BLOCKS, block_bytes, stream_places
 from ir.graph import Arg, Op, Value
 from ir.types import KV, DType
-from passes.match import operand
+from passes.match import operand_named
 
 MAX_KEY_SIZE = 4096  # a state's column is kept on the stack
 STREAMS = ("key", "value", "decay", "beta", "state")
@@ -16,7 +16,7 @@ STREAMS = ("key", "value", "decay", "beta", "state")
 
 def paged_recurrence(ctx: Context, op: Op) -> list[str]:
     state, q, k, v, decay, table, _, _ = op.args[:8]
-    beta, rates, out = operand(op, 8), operand(op, 9), op.outs[0]
+    beta, rates, out = operand_named(op, "beta"), operand_named(op, "rates"), op.outs[0]
     kv = cast(KV, cast(Value, state).type)
     _check(op, kv, [x for x in (q, k, v, decay, beta, rates, out) if x is not None])
     (groups, keys), (heads, size) = shape_of(k)[1:], shape_of(v)[1:]

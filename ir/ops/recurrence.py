@@ -21,8 +21,6 @@ from ir.ops.base import REQUIRED, Array, Call, OpDef, RefCall
 from ir.ops.tables import check_layer, check_tables
 from ir.types import KV, DType, Stream, Tensor, Type
 
-BETA = 8  # operand of a paged one
-
 _INPUTS = ("key", "value", "decay", "beta")  # streams of what a token adds
 _RATES = {"recurrence": 5, "paged_recurrence": 9}  # operand of each form
 
@@ -74,7 +72,7 @@ def _recurrence(call: Call) -> tuple[Type, ...]:
 
 
 def _paged_recurrence(call: Call) -> tuple[Type, ...]:
-    kv, (q, k, v, decay), beta = call.kv(0), (call.tensor(i) for i in range(1, 5)), call.optional(BETA)
+    kv, (q, k, v, decay), beta = call.kv(0), (call.tensor(i) for i in range(1, 5)), call.optional(8)
     if any(x.rank != 3 for x in (q, k, v, decay, *([beta] if beta else []))) or q.shape[0] != v.shape[0]:
         call.fail("operands must be [T,heads,size]")
     _check(call, q, k, v, decay, beta)
