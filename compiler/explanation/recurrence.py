@@ -18,4 +18,5 @@ def recurrence_of(op: Op, groups: dict[str, int]) -> Recurrence:
     counts: Any = (value[1], key[1])
     sizes: Any = (key[-1], value[-1])
     kind = "element" if rates is not None else "head" if decay[-1] == 1 else "channel of the keys"
-    return Recurrence(*counts, sizes, kind, beta is not None, groups.get(getattr(op.args[0], "name", "")))
+    group = groups.get(getattr(op.args[0], "name", ""))
+    return Recurrence(counts[0], counts[1], sizes, kind, beta is not None, group)
