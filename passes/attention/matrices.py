@@ -204,9 +204,9 @@ def _keeps_first_elements(op: Op, context: int) -> bool:
             return True
         case "reshape":
             return _long_axes(sizes) == _long_axes(shape_of(op.out))
-        case "take" | "embed":  # at places that may be counted from the end
-            table = op.args[0 if op.kind == "take" else 1]
-            return not any(map(free_names, shape_of(table)))
+        case "take" | "embed":  # places may be counted from the end of an axis
+            axis, table = (op.attr("axis"), op.args[0]) if op.kind == "take" else (0, op.args[1])
+            return not free_names(shape_of(table)[axis])
         case "concat":
             return not any(free_names(shape_of(a)[op.attr("axis")]) for a in op.args)
         case "slice":

@@ -534,7 +534,7 @@ def mean_of_the_recent(m: Any, q: Any, k: Any, v: Any) -> Any:
 
 def average_by_head(m: Any, q: Any, k: Any, v: Any) -> Any:
     size = q.shape[2]
-    return torch.einsum("hij,bhjd->bhid", m.decays[:, :size, :size], v) / 8
+    return torch.einsum("hij,bhjd->bhid", m.decays[[2, 0, 1], :size, :size], v) / 8
 
 
 def average_from_the_right(m: Any, q: Any, k: Any, v: Any) -> Any:
