@@ -106,7 +106,8 @@ def most_swap_blocks(groups: Sequence[KVGroup], num_bytes: int, limits: Limits) 
 
 
 def _within(num_bytes: int, needs: list[int], groups: Sequence[KVGroup], limits: Limits) -> list[int]:
-    """As many blocks as the bytes hold; none, where they hold too few for one request's tail or state."""
+    """As many blocks as the bytes hold; none, where they do not hold what a request needs of tails and states
+    and a block of every other group, with which a short one can run."""
     most = [_most(need, limits, group) for need, group in zip(needs, groups, strict=True)]
     counts = [0] * len(groups)
 
@@ -128,7 +129,21 @@ def _within(num_bytes: int, needs: list[int], groups: Sequence[KVGroup], limits:
     left = max(0, left - bytes_of(states, counts))
     for g in others:
         counts[g] = min(needs[g] * left // bytes_of(others, needs), most[g])
-    return counts if bytes_of([*every], counts) <= num_bytes else [0] * len(groups)
+    if all(counts) and bytes_of([*every], counts) <= num_bytes:
+        return counts
+    return _few(num_bytes, needs, groups)
+
+
+def _few(num_bytes: int, needs: list[int], groups: Sequence[KVGroup]) -> list[int]:
+    """What a request needs of tails and states, one block of every other group, and of what is left its share
+    of what the request needs there; none, where the bytes do not hold the first two."""
+    least = [need if group.is_single else 1 for need, group in zip(needs, groups, strict=True)]
+    more = [need - count for need, count in zip(needs, least, strict=True)]
+    left = num_bytes - sum(count * group.block_bytes for count, group in zip(least, groups, strict=True))
+    if left < 0:
+        return [0] * len(groups)
+    all_bytes = sum(count * group.block_bytes for count, group in zip(more, groups, strict=True))
+    return [n + min(m, m * left // max(1, all_bytes)) for n, m in zip(least, more, strict=True)]
 
 
 def _need(group: KVGroup, limits: Limits, tokens: int) -> int:

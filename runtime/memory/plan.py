@@ -187,9 +187,10 @@ class MemoryPlan:
             todo = f"Lower swap_memory to {host} bytes at most"
             raise ResourceError(what, where=self.target, todo=todo)
         if not all(self.num_blocks):
-            block, request = (self._kv_bytes_of(tokens) for tokens in (1, self.max_context))
+            least, request = self._least_kv_bytes(), self._kv_bytes_of(self.max_context)
+            two = ", two of a state," if any(group.state for group in self.groups) else ""
             what = (
-                f"{self.kv_budget} bytes for the KV cache do not hold one block of every group ({block} "
+                f"{self.kv_budget} bytes for the KV cache do not hold one block of every group{two} ({least} "
                 f"bytes; one request of the whole context, {self.max_context} tokens, takes {request})"
             )
             todo = "Give more kv_memory ('2GiB', or '40%' of what is free), or free memory"
@@ -240,6 +241,12 @@ class MemoryPlan:
         """Of one request."""
         step_tokens = self.limits.max_step_tokens
         return sum(g.most_blocks(tokens, step_tokens) * g.block_bytes for g in self.groups)
+
+    def _least_kv_bytes(self) -> int:
+        """Where `plan_blocks` gives every group a block, and all that a request needs of tails and states."""
+        step_tokens = self.limits.max_step_tokens
+        needs = [g.most_blocks(self.max_context, step_tokens) if g.is_single else 1 for g in self.groups]
+        return sum(need * group.block_bytes for need, group in zip(needs, self.groups, strict=True))
 
     def _sum(self) -> str:
         """The table in a line."""

@@ -103,6 +103,22 @@ def test_a_state_has_two_blocks_for_each_request_and_two_for_hits(groups, contex
     assert plan_blocks(groups, LIMITS, context, blocks, num_bytes) == counts
 
 
+@pytest.mark.parametrize("groups", [(FULL,), (FULL, WINDOW), (STATE,), (FULL, STATE), (WINDOW, STATE, FULL)])
+def test_the_least_that_a_refusal_names_is_enough_and_a_byte_less_is_not(groups):
+    """And what is enough is refused at no number of bytes above it, nor exceeded."""
+    two = ", two of a state," if STATE in groups else ""
+    least = sum(group.block_bytes * (2 if group.state else 1) for group in groups)
+    for num_bytes in (1, least // 2, least - 1):
+        with pytest.raises(
+            ResourceError, match=rf"one block of every group{two} \({least} bytes; one request"
+        ):
+            planned(groups=groups, kv_memory=num_bytes).check()
+    for num_bytes in range(least, 9 * least, 4096):
+        plan = planned(groups=groups, kv_memory=num_bytes)
+        plan.check()
+        assert plan.kv_bytes <= num_bytes and plan.concurrent(16) >= 1
+
+
 def test_a_state_takes_no_more_for_more_tokens():
     plan = planned(groups=(FULL, STATE), kv_memory=20 * 65536)
     assert [plan.concurrent(n) for n in (16, 320, 1024)] == [4, 4, 1]
