@@ -28,6 +28,7 @@ from ir.types import KV
 from passes.base import Pass, PassError
 
 MAX_BECAUSE = 3  # near misses that a refusal shows
+MIXERS = ("fuse_attention", "scan_tokens")  # passes that recognise what mixes tokens
 
 
 class Trace:
@@ -120,10 +121,10 @@ class Trace:
         return replace(found, because=tuple(self._because(layer_of(op.loc) if op is not None else None)))
 
     def _because(self, key: Key | None) -> Iterator[Missed]:
-        """Why no attention was recognised in a layer, or anywhere: each reason once."""
+        """Why no attention or recurrence was recognised in a layer, or anywhere: each reason once."""
         every = self.history.misses
         near = every.get(key, []) if key is not None else [m for ms in every.values() for m in ms]
-        reasons = {m.reason: m for m in reversed(near) if m.stage == "fuse_attention"}
+        reasons = {m.reason: m for m in reversed(near) if m.stage in MIXERS}
         yield from list(reversed(reasons.values()))[:MAX_BECAUSE]
 
     def explanation(self, model: Model, refused: Refusal | None) -> Explanation:

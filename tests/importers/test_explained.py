@@ -77,3 +77,17 @@ def test_a_module_that_mixes_tokens_is_refused_at_its_line() -> None:
     )
     line = inspect.getsourcelines(Competing)[1] + 2
     assert f"{Path(__file__).name}, line {line}, in forward" in refused.line
+
+
+class Ahead(nn.Module):
+    """Each token gets the mean of itself and what comes after it."""
+
+    def forward(self, x: Any) -> Any:
+        weights = torch.ones(x.shape[1], x.shape[1], device=x.device).triu()
+        return weights @ x / weights.sum(-1, keepdim=True)
+
+
+def test_a_refusal_says_why_a_matrix_of_positions_is_no_recurrence() -> None:
+    refused = compiler.explain(tiny.build_plain(mix=Ahead()), max_context=tiny.CONTEXT).refused
+    assert refused is not None and refused.module == "mix"
+    assert "a matrix weights later keys" in [missed.reason for missed in refused.because]
