@@ -92,7 +92,7 @@ def _rows(op: Op, at: int, view: View) -> Value | None:
     width = shape(w)[2]
     if not isinstance(width, int) or width > MAX_TAPS or shape(op.out)[0] != 1:
         return None
-    taps = [_tap(op, at + j, view) for j in range(width)]
+    taps = [_tap(op, at + j * attribute(op, "dilation"), view) for j in range(width)]
     found = [t for t in taps if t is not None]
     return _weighted(op, found, view) if len(found) == width else None
 

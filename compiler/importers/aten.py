@@ -32,7 +32,24 @@ from ir.types import DType, Tensor
 
 Converter = Callable[..., Any]
 
+# What torch's decompositions end in, by ATen's ops of the same meaning.
+_PRIMS = {
+    **{f"prims.{name}.default": f"aten.{name}.Tensor" for name in ("add", "sub", "mul", "div")},
+    **{f"prims.{name}.default": f"aten.{name}.Tensor" for name in ("lt", "le", "gt", "ge", "eq", "ne")},
+    **{
+        f"prims.{name}.default": f"aten.{name}.default"
+        for name in ("abs", "amax", "exp", "log", "maximum", "minimum", "neg", "rsqrt", "sqrt", "tanh")
+    },
+    "prims.convert_element_type.default": "aten._to_copy.default",
+    "prims.pow.default": "aten.pow.Tensor_Tensor",
+    "prims.sum.default": "aten.sum.dim_IntList",
+    "prims.var.default": "aten.var.correction",
+    "prims.where.default": "aten.where.self",
+}
+_ATEN: dict[str, Converter] = {**aten_pointwise.TABLE, **aten_shape.TABLE, **aten_linear.TABLE}
+
 CONVERTERS: dict[str, Converter] = {
+    **{prim: _ATEN[name] for prim, name in _PRIMS.items()},
     **aten_pointwise.TABLE,
     **aten_shape.TABLE,
     **aten_linear.TABLE,

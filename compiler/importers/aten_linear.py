@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from compiler.importers.context import Context
 from compiler.importers.experts import convert_moe_linear
@@ -35,7 +35,7 @@ def _variance(root: bool) -> Convert:
     """The mean square of what is left without the mean; `root` for its root."""
 
     def convert(
-        c: Context, x: Any, axes: Any = None, *, correction: Any = None, keepdim: bool = False
+        c: Context, x: Any, axes: Any = None, correction: Any = None, *, keepdim: bool = False, **_: Any
     ) -> Any:
         x = c.tensor(x, c.out.dtype)
         axes, less = _axes(c, x, axes), 1 if correction is None else correction
@@ -130,6 +130,21 @@ def _native_layer_norm(c: Context, x: Any, shape: Any, w: Any, b: Any, eps: floa
     return (_layer_norm(c, x, shape, w, b, eps), None, None)
 
 
+def _group_norm(
+    c: Context, x: Any, groups: int, w: Any = None, b: Any = None, eps: float = 1e-5, *_: Any
+) -> Any:
+    """[N,C,..] with C in groups, each normed with all that comes after it; w and b [C]."""
+    x = c.tensor(x)
+    sizes = c.type(x).shape
+    channels = cast(int, sizes[1])
+    parts = c.reshape(x, (sizes[0], groups, product((channels // groups, *sizes[2:]))))
+    found = c.reshape(c.op("layer_norm", parts, None, None, eps=float(eps), rank=None), sizes)
+    for kind, arg in (("mul", w), ("add", b)):
+        if arg is not None:
+            found = c.op(kind, found, c.reshape(arg, (channels, *(1,) * (len(sizes) - 2))))
+    return found
+
+
 def _rms_norm(c: Context, x: Any, shape: Any, w: Any = None, eps: float | None = None) -> Any:
     """Without an eps torch takes the element type's machine epsilon."""
     eps = 2.0**-23 if eps is None else float(eps)
@@ -147,11 +162,10 @@ def _conv1d(
     groups: int = 1,
 ) -> Any:
     stride, padding, dilation = ([v] if isinstance(v, int) else list(v) for v in (stride, padding, dilation))
-    if stride != [1] or dilation != [1]:
-        raise ImportRefused(
-            f"a convolution with stride {stride} and dilation {dilation} has no op", todo="Use 1 and 1"
-        )
-    return c.op("conv1d", x, w, b, padding=padding[0] or None, groups=None if groups == 1 else groups)
+    if stride != [1]:
+        raise ImportRefused(f"a convolution with stride {stride} has no op", todo="Use 1")
+    groups_, dilation_ = (None if n == 1 else n for n in (groups, dilation[0]))
+    return c.op("conv1d", x, w, b, padding=padding[0] or None, groups=groups_, dilation=dilation_)
 
 
 def _convolution(
@@ -259,6 +273,7 @@ TABLE: dict[str, Convert] = {
     "aten.addmm.default": _addmm,
     "aten.baddbmm.default": _addmm,
     "aten.layer_norm.default": _layer_norm,
+    "aten.group_norm.default": _group_norm,
     "aten.native_layer_norm.default": _native_layer_norm,
     "aten.rms_norm.default": _rms_norm,
     "aten.conv1d.default": _conv1d,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sympy
 
 from compiler.importers.context import Context
 from compiler.importers.refused import ImportRefused
-from ir.dims import product
+from ir.dims import Dim, product
 from ir.graph import Scalar
 from ir.types import DType
 
@@ -42,6 +42,14 @@ def _reverse(c: Context, x: Any) -> Any:
 def _expand(c: Context, x: Any, *_: Any, **__: Any) -> Any:
     x = c.tensor(x, c.out.dtype)
     return x if c.type(x).shape == c.out.shape else c.op("expand", x, shape=c.out.shape)
+
+
+def _broadcast_in_dim(c: Context, x: Any, _: Any, places: Sequence[int]) -> Any:
+    """The axes of x are at `places` of the result's."""
+    sizes: list[Dim] = [1] * len(c.out.shape)
+    for size, place in zip(c.type(x).shape, places, strict=True):
+        sizes[place] = size
+    return _expand(c, c.reshape(x, sizes))
 
 
 def _bound(c: Context, value: Any, size: Any, otherwise: Any) -> Any:
@@ -283,6 +291,7 @@ TABLE: dict[str, Convert] = {
     "aten.permute.default": _permute,
     "aten.t.default": _reverse,
     "aten.numpy_T.default": _reverse,
+    "prims.broadcast_in_dim.default": _broadcast_in_dim,
     "aten.expand.default": _expand,
     "aten.expand_as.default": _expand,
     "aten.broadcast_to.default": _expand,

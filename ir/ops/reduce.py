@@ -49,9 +49,10 @@ def _softmax(call: Call) -> tuple[Type, ...]:
 
 
 def _conv1d(call: Call) -> tuple[Type, ...]:
-    """x [B,C,L], w [O,C/groups,W], b [O]; zeros on both sides, stride 1: [B, O, L + 2 padding - W + 1]."""
+    """x [B,C,L], w [O,C/groups,W], b [O], stride 1: [B,O,L + 2 padding - dilation (W - 1)]."""
     x, w, bias = call.tensor(0), call.tensor(1), call.optional(2)
-    groups, padding, dtype = call.integer("groups", 1), call.integer("padding"), call.floats()
+    groups, dilation = call.integer("groups", 1), call.integer("dilation", 1)
+    padding, dtype = call.integer("padding"), call.floats()
     if x.rank != 3 or w.rank != 3:
         call.fail(f"x {list(x.shape)} is not [B,C,L] or w {list(w.shape)} is not [O,C/groups,W]")
     channels, outputs = w.shape[1], w.shape[0]
@@ -59,9 +60,10 @@ def _conv1d(call: Call) -> tuple[Type, ...]:
         call.fail(f"{list(x.shape)} and {list(w.shape)} with groups={groups} do not fit")
     if bias is not None and bias.shape != (outputs,):
         call.fail(f"bias {list(bias.shape)} is not [{outputs}]")
-    length: Dim = normalize(x.shape[2] + 2 * padding - w.shape[2] + 1)
+    length: Dim = normalize(x.shape[2] + 2 * padding - dilation * (w.shape[2] - 1))
     if not is_size(length) or length == 0:
-        call.fail(f"a filter of {w.shape[2]} is longer than {x.shape[2]} with padding {padding}")
+        reach = f"a filter of {w.shape[2]} at dilation {dilation}"
+        call.fail(f"{reach} is longer than {x.shape[2]} with padding {padding}")
     return (Tensor(dtype, (x.shape[0], outputs, length)),)
 
 
@@ -96,9 +98,10 @@ def _cumsum_reference(call: RefCall) -> tuple[Array]:
 
 def _conv1d_reference(call: RefCall) -> tuple[Array]:
     x, w, bias = call.args[0], call.args[1], call.arg(2)
-    padding, groups = call.attrs["padding"], call.attrs["groups"]
+    padding, groups, dilation = (call.attrs[name] for name in ("padding", "groups", "dilation"))
     padded = np.pad(x, ((0, 0), (0, 0), (padding, padding)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, w.shape[2], axis=2)  # [B, C, L, W]
+    reach = dilation * (w.shape[2] - 1) + 1
+    windows = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=2)[..., ::dilation]  # [B, C, L, W]
     batch, _, length, width = windows.shape
     outputs, channels, _ = w.shape
     grouped = windows.reshape(batch, groups, channels, length, width)
@@ -115,5 +118,5 @@ OPS: tuple[OpDef, ...] = (
     OpDef("max", ("x",), _reduce, _numpy_reduction(np.max), _AXES),
     OpDef("softmax", ("x",), _softmax, _softmax_reference, {"axis": REQUIRED}),
     OpDef("cumsum", ("x",), _cumsum, _cumsum_reference, {"axis": REQUIRED}),
-    OpDef("conv1d", ("x", "w", "b?"), _conv1d, _conv1d_reference, {"padding": 0, "groups": 1}),
+    OpDef("conv1d", ("x", "w", "b?"), _conv1d, _conv1d_reference, {"padding": 0, "groups": 1, "dilation": 1}),
 )

@@ -124,21 +124,26 @@ def test_softmax_and_cumsum() -> None:
     assert result("softmax", np.zeros((2, 0)), axis=1).shape == (2, 0)
 
 
-@pytest.mark.parametrize(("groups", "padding", "bias"), [(1, 0, False), (2, 1, True), (4, 2, True)])
-def test_conv1d(groups: int, padding: int, bias: bool) -> None:
+@pytest.mark.parametrize(
+    ("groups", "padding", "bias", "dilation"),
+    [(1, 0, False, 1), (2, 1, True, 1), (4, 2, True, 3), (1, 0, True, 2)],
+)
+def test_conv1d(groups: int, padding: int, bias: bool, dilation: int) -> None:
     rng = np.random.default_rng(5)
     x, w, b = rng.normal(size=(2, 4, 5)), rng.normal(size=(8, 4 // groups, 3)), rng.normal(size=8)
 
     def element(n: int, o: int, t: int) -> float:
         first = (o // (8 // groups)) * (4 // groups)
         terms = [
-            w[o, c, j] * x[n, first + c, t + j - padding]
-            for c in range(4 // groups) for j in range(3) if 0 <= t + j - padding < 5
+            w[o, c, j] * x[n, first + c, t + j * dilation - padding]
+            for c in range(4 // groups) for j in range(3) if 0 <= t + j * dilation - padding < 5
         ]  # fmt: skip
         return math.fsum([*terms, b[o] if bias else 0.0])
 
-    got = result("conv1d", x, w, b if bias else None, wide=True, groups=groups, padding=padding)
-    np.testing.assert_allclose(got, by_index((2, 8, 3 + 2 * padding), element), rtol=1e-12, atol=1e-13)
+    given = {"groups": groups, "padding": padding, "dilation": dilation}
+    got = result("conv1d", x, w, b if bias else None, wide=True, **given)
+    expected = by_index((2, 8, 5 + 2 * padding - 2 * dilation), element)
+    np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize(
@@ -173,6 +178,8 @@ def test_conv1d(groups: int, padding: int, bias: bool) -> None:
         ("sum", [np.ones(2, bool)], {"axes": (0,)}, "does not add bool"),
         ("conv1d", [X, X], {"groups": 0}, "groups must be an integer from 1"),
         ("conv1d", [X, np.ones((2, 3, 5))], {}, "is longer than 4"),
+        ("conv1d", [X, np.ones((2, 3, 2))], {"dilation": 4}, "of 2 at dilation 4 is longer than 4"),
+        ("conv1d", [X, np.ones((2, 3, 2))], {"dilation": 0}, "dilation must be an integer from 1"),
         ("conv1d", [X, np.ones((2, 3, 2)), np.ones(3)], {}, r"bias \[3\] is not \[2\]"),
     ],
 )  # fmt: skip

@@ -750,6 +750,7 @@ class Mixer(nn.Module):
         self.mix = mix
         self.conv = nn.Conv1d(HIDDEN, HIDDEN, 3)
         self.mixing = nn.Parameter(torch.rand(CONTEXT, CONTEXT).tril())
+        self.dilated = nn.Conv1d(HIDDEN, HIDDEN, 3, dilation=4, groups=HIDDEN)
         self.norm = nn.GroupNorm(4, HIDDEN)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -801,6 +802,14 @@ def cut_convolutions(m: Any, x: Any) -> Any:
     return x + conv[..., :length].tanh().mT - conv[..., 1 : length + 1].mT / 2 + conv[..., 2:].mT / 3
 
 
+def dilated_convolutions(m: Any, x: Any) -> Any:
+    """Of every fourth token back, and of their norms in groups of channels."""
+    norm = m.norm(x.reshape(-1, HIDDEN)).view_as(x)
+    conv = m.dilated(nn.functional.pad(x.transpose(1, 2), (8, 0)))
+    variance, _ = torch.var_mean(x, dim=-1, keepdim=True)
+    return x + conv.mT.tanh() + m.dilated(nn.functional.pad(norm.mT, (8, 0))).mT - variance
+
+
 def of_all_before(m: Any, x: Any) -> Any:
     """Running sums and means, one of what the other gives."""
     count = torch.arange(1, x.shape[1] + 1, device=x.device)[:, None]
@@ -814,7 +823,9 @@ def test_logits_of_running_sums(tmp_path: Path) -> None:
     check(made(Attention(linear), Mixer(of_all_before)), tmp_path)
 
 
-@pytest.mark.parametrize("mix", [of_tokens_before, cut_convolutions], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "mix", [of_tokens_before, cut_convolutions, dilated_convolutions], ids=lambda f: f.__name__
+)
 def test_logits_of_what_reads_the_tokens_just_before(mix: Callable[[Any, Any], Any], tmp_path: Path) -> None:
     check(made(Attention(flagged), Mixer(mix)), tmp_path)
 
