@@ -320,6 +320,26 @@ def random_request(rng: np.random.Generator, mode: dict[str, Any]) -> tuple[list
     return prompt, Sampling(logprobs=int(rng.integers(3)), ignore_eos=bool(rng.integers(2)), **more, **mode)
 
 
+def test_requests_that_come_back_from_the_host_go_on_with_the_same_bits(artifact, reference):
+    """More than fit, which all grow to half the context, by greedy choice and in samples."""
+    rng, groups = np.random.default_rng(0), kv_groups(artifact.path)
+    asked = [rng.integers(3, tiny.VOCAB, n).tolist() for n in (20, 30, 40, 25, 35, 17)]
+    samplings = [
+        Sampling(max_new_tokens=40, ignore_eos=True, logprobs=1, temperature=t, seed=1) for t in (0, 1)
+    ]
+    limits = dict(kv_blocks=20 * BLOCK // groups[0].block, prefix_cache=False, verify="fast")
+    with runtime.load(
+        artifact.path, swap_memory=99 * sum(group.block_bytes for group in groups), **limits
+    ) as engine:
+        for sampling in samplings:
+            requests = [engine.submit(prompt, sampling) for prompt in asked]
+            for request, prompt in zip(requests, asked, strict=True):
+                found = [Alone.of(completion) for completion in request.results(timeout_s=60)]
+                assert found == reference.samples(tuple(prompt), sampling)
+        kinds = {entry.kind for entry in engine.log()}
+        assert {"preempt", "swap_out", "swap_in"} <= kinds
+
+
 scripts = st.lists(st.tuples(st.integers(0, 2), lengths, samples, st.booleans()), min_size=1, max_size=3)
 
 
