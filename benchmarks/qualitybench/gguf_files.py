@@ -41,7 +41,8 @@ def write(directory: Path, path: Path, like: Path | None = None) -> None:
     config = json.loads((directory / "config.json").read_text())
     arch = ARCHITECTURES.get(config["model_type"])
     if arch is None:
-        known = " and ".join(ARCHITECTURES)
+        *first, last = ARCHITECTURES
+        known = f"{', '.join(first)} and {last}"
         raise ValueError(f"{directory}: a {config['model_type']} model; only names of {known} are known here")
     writer = GGUFWriter(path, MODEL_ARCH_NAMES[arch])
     if like is None:

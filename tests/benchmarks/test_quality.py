@@ -116,5 +116,5 @@ def test_experts_of_a_gguf_file_are_stacks_in_order_and_heads_stay_as_they_are(t
 
 def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(ValueError, match="a gpt2 model; only names of llama and qwen3_moe are known"):
+    with pytest.raises(ValueError, match="a gpt2 model; only names of llama, qwen3_moe and mamba are known"):
         gguf_files.write(tmp_path, tmp_path / "m.gguf")
