@@ -9,7 +9,7 @@ import sympy
 from compiler.explanation.facts import Attention
 from ir.graph import Op, tensor_of
 from ir.ops import OPS
-from ir.predicates import conjuncts, is_causal, window_of
+from ir.predicates import KEY, QUERY, conjuncts, is_causal, window_of
 from ir.text import print_attr
 from ir.types import KV
 from passes.attention.proof import chunk_of
@@ -38,6 +38,7 @@ def attention_of(op: Op, groups: dict[str, int], proofs: dict[str, str]) -> Atte
         by_distance=by_distance,
         mask=NOT_PROVED if mask is None else mask_in_words(mask),
         window=window_of(mask),
+        back=None if mask is None else back_of(mask),
         proof=proofs.get(op.outs[0].name, ""),
         group=groups.get(getattr(op.args[1], "name", "")),
         kv_layer=op.attr("layer"),
@@ -61,11 +62,24 @@ def mask_in_words(predicate: Any) -> str:
     """causal, a window, chunks; any other predicate as it is."""
     if predicate in (True, sympy.true):
         return "none: every query sees every key"
+    if (back := back_of(predicate)) is not None:
+        return f"the token {back} back"
     terms = conjuncts(predicate)
     words = [_term_in_words(t) for t in terms]
     if any(w is None for w in words) or not is_causal(predicate):
         return f"general, kept as {print_attr(predicate)}"
     return ", ".join(sorted((w for w in words if w), key=lambda w: w != "causal"))
+
+
+def back_of(predicate: Any) -> int | None:
+    """n if one of the terms is k == q - n."""
+    for term in conjuncts(predicate):
+        if isinstance(term, sympy.Eq):
+            for difference in (term.lhs - term.rhs, term.rhs - term.lhs):
+                back = sympy.expand(difference + QUERY - KEY)
+                if back.is_Integer and back >= 0:
+                    return int(back)
+    return None
 
 
 def _term_in_words(term: Any) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
@@ -19,7 +19,7 @@ from typing import Any
 
 from compiler.errors import CompileError
 from compiler.explanation.collect import Asked, explain
-from compiler.explanation.facts import Attention, Explanation
+from compiler.explanation.facts import Attention, Explanation, Layer
 from compiler.importers import installed
 from compiler.progress import Progress
 from passes.paging.rules import STATE
@@ -33,8 +33,9 @@ class Row:
     """One model type. outcome: compiles, refused, or no tiny model, which says nothing about others of it.
 
     stage, reason, op, module: of a refusal. attention: each kind of attention in words, as masks with what
-    else it has. positions: how the model knows them. experts: each kind of mixture, as "2 of 8". state:
-    whether it is refused for state beyond keys and values.
+    else it has. recurrences: shifts, short convolutions and each kind of recurrence. positions: how the model
+    knows them. experts: each kind of mixture, as "2 of 8". state: whether it is refused for state beyond keys
+    and values.
     """
 
     model_type: str
@@ -44,6 +45,7 @@ class Row:
     op: str = ""
     module: str = ""
     attention: tuple[str, ...] = ()
+    recurrences: tuple[str, ...] = ()
     positions: tuple[str, ...] = ()
     experts: tuple[str, ...] = ()
     state: bool = False
@@ -91,7 +93,8 @@ def _row(model_type: str, found: Explanation) -> Row:
     row = Row(
         model_type,
         COMPILES,
-        attention=tuple(dict.fromkeys(_kind(a) for layer in layers for a in layer.attentions)),
+        attention=tuple(dict.fromkeys(_kind(a) for b in layers for a in b.attentions if a.back is None)),
+        recurrences=tuple(_recurrences(layers)),
         positions=tuple(_position(text) for text in found.model.positions),
         experts=tuple(dict.fromkeys(f"{e.chosen} of {e.count}" for layer in layers for e in layer.experts)),
     )
@@ -112,6 +115,13 @@ def _kind(a: Attention) -> str:
         *(["bias by distance"] if a.by_distance else []),
     ]
     return ", ".join(notes)
+
+
+def _recurrences(layers: Sequence[Layer]) -> Iterator[str]:
+    back = max((a.back or 0 for layer in layers for a in layer.attentions), default=0)
+    if back:
+        yield f"tokens up to {back} back"
+    yield from dict.fromkeys(r.rule for layer in layers for r in layer.recurrences)
 
 
 def _position(text: str) -> str:

@@ -51,7 +51,7 @@ def markdown(found: Coverage) -> str:
     """docs/architectures.md."""
     parts = [HEAD.format(version=found.transformers), f"{summary(found)}.\n"]
     for outcome, title, columns in (
-        (COMPILES, "What compiles", ("attention", "positions", "experts")),
+        (COMPILES, "What compiles", ("attention", "recurrences", "positions", "experts")),
         (REFUSED, "What is refused", ("stage", "reason", "place")),
         (UNKNOWN, "Types without a tiny model", ("reason",)),
     ):
@@ -66,6 +66,7 @@ def markdown(found: Coverage) -> str:
 def _cells(row: Row) -> Iterator[str]:
     if row.outcome == COMPILES:
         yield _escaped("; ".join(row.attention))
+        yield _escaped("; ".join(row.recurrences))
         yield _escaped("; ".join(row.positions))
         yield "; ".join(row.experts)
         return
@@ -80,7 +81,7 @@ def _said(row: Row) -> str:
     if row.outcome != COMPILES:
         place = f" ({row.module})" if row.module else ""
         return f"{row.stage}: {_reason(row)}{place}"
-    notes = [*row.attention, *row.positions, *(f"experts {text}" for text in row.experts)]
+    notes = [*row.attention, *row.recurrences, *row.positions, *(f"experts {text}" for text in row.experts)]
     return "; ".join(notes)
 
 

@@ -12,8 +12,9 @@ class Attention:
     """One attention. scale, softcap: of its scores; softcap 0: none.
 
     mask: in words, or as the predicate over positions q and k. window: the lifetime of its keys, None: all.
-    proof: how the mask was proved; "" where that is not known. group, kv_layer: where its keys and values
-    are, None until they are paged.
+    back: how far back the only key is that it reads, as a shift or a tap of a convolution does. proof: how
+    the mask was proved; "" where that is not known. group, kv_layer: where its keys and values are, None
+    until they are paged.
     """
 
     query_heads: int
@@ -27,6 +28,7 @@ class Attention:
     by_distance: bool
     mask: str
     window: int | None
+    back: int | None
     proof: str
     group: int | None = None
     kv_layer: int | None = None
@@ -90,6 +92,10 @@ class Recurrence:
     decay: str
     delta: bool
     group: int | None = None
+
+    @property
+    def rule(self) -> str:
+        return f"a decay of each {self.decay}" + (", delta rule" if self.delta else "")
 
 
 @dataclass(frozen=True)
@@ -157,10 +163,10 @@ class Refusal:
 class Model:
     """The model as a whole. parameters: None where it is not known which of its arrays are parameters.
 
-    tied: weights that more than one module reads, with those modules. stored: parameters by the element type
-    that the checkpoint has them in. dtype: of linears and the KV cache once compiled. num_layers: numbered
-    modules with attention. width: of a token's embedding. positions: how the model knows them. frozen:
-    choices by length that were made once. config: fields of its config.json.
+    tied: weights that more than one module reads, with those modules. stored: parameters by the element
+    type that the checkpoint has them in. dtype: of linears and the KV cache once compiled. num_layers:
+    numbered modules with attention or a recurrence. width: of a token's embedding. positions: how the
+    model knows them. frozen: choices by length that were made once. config: fields of its config.json.
     """
 
     name: str

@@ -70,7 +70,10 @@ def _model(model: Model) -> Iterator[Row]:
     elif model.weights:
         yield "weights", f"{model.weights} arrays"
     if model.width is not None:
-        yield "shape", f"{_number(model.num_layers, 'layer')} with attention, width {model.width:,}"
+        yield (
+            "shape",
+            f"{_number(model.num_layers, 'layer')} with attention or a recurrence, width {model.width:,}",
+        )
     for name, modules in model.tied.items():
         yield "tied", f"@{name}: read by {', '.join(modules)}"
     if model.stored:
@@ -149,7 +152,8 @@ def _spans(numbers: Sequence[int]) -> str:
 
 
 def _rows(layer: Layer) -> Iterator[Row]:
-    for attention, count in _counted(layer.attentions):
+    yield from _shifts(layer.attentions)
+    for attention, count in _counted([a for a in layer.attentions if a.back is None]):
         yield "attention", _times(count) + _attention(attention)
         yield "mask", attention.mask + (f" ({attention.proof})" if attention.proof else "")
         if attention.kv_bytes_per_token is not None:
@@ -179,6 +183,21 @@ def _rows(layer: Layer) -> Iterator[Row]:
     for stage in dict.fromkeys(m.stage for m in layer.misses if m.stage.startswith(SHOWN)):
         if not stage.startswith(("fuse_rope", "merge_")):
             yield from (("near miss", reason) for reason in _reasons(layer.misses, stage, of_rule=True))
+
+
+def _shifts(attentions: Sequence[Attention]) -> Iterator[Row]:
+    """Tokens that are read one by one, of one width and group on one line."""
+    backs: dict[tuple[int, int | None], set[int]] = {}
+    for a in attentions:
+        if a.back is not None:
+            backs.setdefault((a.query_heads * a.value_size, a.group), set()).add(a.back)
+    for (width, group), found in backs.items():
+        places = ", ".join(map(str, sorted(found)))
+        yield (
+            "shift",
+            f"{_number(width, 'channel')} of the tokens {places} back"
+            + ("" if group is None else f", KV group {group}"),
+        )
 
 
 def _counted(attentions: Sequence[Attention]) -> list[tuple[Attention, int]]:
@@ -273,9 +292,8 @@ def _group(group: Group) -> str:
 def _recurrence(found: Recurrence) -> str:
     keys = f", {found.key_heads} of keys" if found.key_heads != found.heads else ""
     heads = "head" if found.heads == 1 else "heads"
-    rule = ", delta rule" if found.delta else ""
     size = f"{found.sizes[0]} x {found.sizes[1]}"
-    return f"{found.heads} {heads} of {size}{keys}, a decay of each {found.decay}{rule}"
+    return f"{found.heads} {heads} of {size}{keys}, {found.rule}"
 
 
 def _places(locs: Sequence[str]) -> str:

@@ -135,7 +135,7 @@ class Trace:
         model = replace(
             model,
             positions=tuple(_positions(self.last, layers)),
-            num_layers=sum(bool(b.attentions) for b in layers if b.index is not None),
+            num_layers=sum(bool(b.attentions or b.recurrences) for b in layers if b.index is not None),
             width=width_of(self.first),
         )
         groups = tuple(_groups(self.last))

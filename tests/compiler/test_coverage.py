@@ -13,7 +13,13 @@ from compiler.explanation.coverage_text import markdown, summary
 
 ROWS = (
     Row("dense", COMPILES, attention=("causal, window of 11", "causal"), positions=("rotary embedding",)),
-    Row("mixed", COMPILES, attention=("causal, sinks",), experts=("2 of 4",)),
+    Row(
+        "mixed",
+        COMPILES,
+        attention=("causal, sinks",),
+        recurrences=("tokens up to 3 back",),
+        experts=("2 of 4",),
+    ),
     Row("running", REFUSED, "page_kv", "cumsum | runs", "%x = cumsum", "model.layers.0.mix", state=True),
     Row("large", UNKNOWN, "configuration", "its smallest model has 99,000,000 parameters"),
 )
@@ -55,8 +61,8 @@ def test_the_table_has_a_line_for_each_type_and_the_counts() -> None:
 
 def test_the_page_has_a_table_for_each_outcome() -> None:
     page = markdown(Coverage("5.24.0", ROWS))
-    assert "| `dense` | causal, window of 11; causal | rotary embedding |  |\n" in page
-    assert "| `mixed` | causal, sinks |  | 2 of 4 |\n" in page
+    assert "| `dense` | causal, window of 11; causal |  | rotary embedding |  |\n" in page
+    assert "| `mixed` | causal, sinks | tokens up to 3 back |  | 2 of 4 |\n" in page
     assert "| `running` | page_kv | cumsum \\| runs | `model.layers.0.mix` |\n" in page
     assert "| `large` | its smallest model has 99,000,000 parameters |\n" in page
 

@@ -91,3 +91,17 @@ def test_a_refusal_says_why_a_matrix_of_positions_is_no_recurrence() -> None:
     refused = compiler.explain(tiny.build_plain(mix=Ahead()), max_context=tiny.CONTEXT).refused
     assert refused is not None and refused.module == "mix"
     assert "a matrix weights later keys" in [missed.reason for missed in refused.because]
+
+
+class Mixed(nn.Module):
+    """A shift and a running sum."""
+
+    def forward(self, x: Any) -> Any:
+        return x + nn.functional.pad(x, (0, 0, 2, -2)).tanh() + x.cumsum(1).tanh()
+
+
+def test_shifts_and_recurrences_are_said() -> None:
+    text = str(compiler.explain(tiny.build_plain(mix=Mixed()), max_context=tiny.CONTEXT))
+    assert "  shift        96 channels of the tokens 2 back, KV group " in text
+    assert "  recurrence   1 head of 1 x 96, a decay of each head\n" in text
+    assert "  state        group " in text

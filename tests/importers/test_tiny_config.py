@@ -59,7 +59,9 @@ def test_a_tiny_checkpoint_is_a_configuration_alone(tmp_path: Path) -> None:
 
 
 def test_a_recurrence_compiles_and_a_loop_over_the_sequence_is_refused_as_state() -> None:
-    assert row_of("mamba").outcome == COMPILES
+    row = row_of("bamba")
+    assert (row.outcome, row.attention) == (COMPILES, ())
+    assert row.recurrences == ("tokens up to 3 back", "a decay of each head")
     row = row_of("rwkv")
     assert (row.outcome, row.state) == (REFUSED, True)
     assert row.op == "aten.zeros_like.default" and row.module.startswith("rwkv.blocks.0.")
