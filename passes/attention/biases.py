@@ -15,9 +15,9 @@ from ir.ops import InferError
 from ir.predicates import KEY, QUERY
 from passes.attention import arithmetic
 from passes.attention.arithmetic import VERY_LOW
-from passes.attention.cases import Cases, CasesError, Element, always
+from passes.attention.cases import Cases, Element, always
 from passes.attention.distances import ByDistance, NotByDistance
-from passes.attention.elements import DISTANCES, HEAD, Elements, Unreadable, concatenated
+from passes.attention.elements import DISTANCES, HEAD, Elements, Unreadable, cases_of, concatenated
 from passes.attention.indexing import Index, Sizes, broadcast, pull, shape_of
 from passes.attention.static import Copy, NotStatic
 from passes.match import is_float
@@ -66,10 +66,8 @@ class Biases:
         if not scales and op.kind not in _SUMS:
             return None
         operands = [(a, broadcast(index, shape_of(a))) for a in op.args]
-        try:
+        with cases_of(op):
             return arithmetic.apply(op, [self.at(*a) for a in operands], self.elements.limit)
-        except CasesError as error:
-            raise Unreadable(op, f"{op.kind} {error}") from None
 
 
 def is_bias(elements: Elements, arg: Value, index: Index) -> bool:

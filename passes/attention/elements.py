@@ -7,7 +7,8 @@ on the side. What cannot be followed is refused at its op.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -54,6 +55,15 @@ class Unreadable(ValueError):
     def __init__(self, op: Op | None, reason: str) -> None:
         self.op, self.reason = op, reason
         super().__init__(reason)
+
+
+@contextmanager
+def cases_of(op: Op) -> Generator[None]:
+    """What an op's operands give that cannot be followed is Unreadable at it."""
+    try:
+        yield
+    except CasesError as error:
+        raise Unreadable(op, f"{op.kind} {error}") from None
 
 
 @dataclass(frozen=True)
@@ -121,13 +131,12 @@ class Elements:
                 return always(index[-1])
             raise Unreadable(None, f"it depends on the input %{value.name}")
         try:
-            return self._evaluate(op, value.name, index)
+            with cases_of(op):
+                return self._evaluate(op, value.name, index)
         except Unreadable as error:
             if error.op is None:
                 raise Unreadable(op, error.reason) from None
             raise
-        except CasesError as error:
-            raise Unreadable(op, f"{op.kind} {error}") from None
 
     def _evaluate(self, op: Op, out: str, index: Index) -> Element:
         moved = pull(op, out, index, self.sizes)

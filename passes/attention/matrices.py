@@ -21,8 +21,8 @@ from ir.interpret import Array
 from ir.ops import OPS, InferError
 from ir.predicates import KEY, QUERY
 from passes.attention import arithmetic
-from passes.attention.cases import CasesError, Element, always, combine
-from passes.attention.elements import HEAD, Elements, Unreadable
+from passes.attention.cases import Element, always, combine
+from passes.attention.elements import HEAD, Elements, cases_of
 from passes.attention.indexing import Index, Sizes, broadcast, pull, shape_of
 from passes.attention.static import Copy, NotStatic
 from passes.match import attribute, is_float
@@ -64,12 +64,10 @@ class Factors:
         if op.kind not in _FACTORS:
             return self.elements.at(arg, index)
         operands = [self.at(a, broadcast(index, shape_of(a))) for a in op.args]
-        try:
+        with cases_of(op):
             if op.kind == "div" and self.is_matrix(operands[1].only):
                 return combine(_over, *operands)
             return arithmetic.apply(op, operands, self.elements.limit)
-        except CasesError as error:
-            raise Unreadable(op, f"{op.kind} {error}") from None
 
     def is_matrix(self, symbol: Any) -> bool:
         source = self.elements.opaque.get(symbol)

@@ -16,6 +16,7 @@ from ir.text.expressions import expression
 from passes.base import PassError
 from passes.fuse_attention import FuseAttention
 from tests.passes.test_fuse_attention import (
+    BESIDE_SINKS,
     CAUSAL,
     CONTEXT,
     FINISH,
@@ -185,11 +186,7 @@ def test_beside_sinks() -> None:
         CLAMPED, "%t = take @short: f32[32], %cl {axis=0} : f32[S,S]", "%x = add %ss, %t : f32[1,4,S,S]",
         "%w = where %m, %x, -inf : f32[1,4,S,S]",
         "%s1 = reshape @rates: f32[4] {shape=[1,4,1,1]} : f32[1,4,1,1]",
-        "%s2 = expand %s1 {shape=[1,4,S,1]} : f32[1,4,S,1]",
-        "%c = concat %w, %s2 {axis=3} : f32[1,4,S,S + 1]",
-        "%pc = softmax %c {axis=3} : f32[1,4,S,S + 1]",
-        "%p = slice %pc {axis=3, start=0, stop=S} : f32[1,4,S,S]",
-        "%z = matmul %p, %v : f32[1,4,S,8]",
+        *BESIDE_SINKS,
     ]  # fmt: skip
     after = fuse(graph_text([*POSITIONS, *CAUSAL, *SCORES, *lines]), WEIGHTS)
     assert attention(after).args[4] is not None and table(after).shape == (4, 32)

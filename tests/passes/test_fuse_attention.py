@@ -53,6 +53,13 @@ SCORES = [
 ]
 CAUSAL = ["%m = le %ik, %iq : bool[S,S]"]
 HIDE = ["%w = where %m, %ss, -inf : f32[1,4,S,S]"]
+BESIDE_SINKS = [  # %s1: of each head
+    "%s2 = expand %s1 {shape=[1,4,S,1]} : f32[1,4,S,1]",
+    "%c = concat %w, %s2 {axis=3} : f32[1,4,S,S + 1]",
+    "%pc = softmax %c {axis=3} : f32[1,4,S,S + 1]",
+    "%p = slice %pc {axis=3, start=0, stop=S} : f32[1,4,S,S]",
+    "%z = matmul %p, %v : f32[1,4,S,8]",
+]
 FINISH = ["%p = softmax %w {axis=3} : f32[1,4,S,S] // " + LOC, "%z = matmul %p, %v : f32[1,4,S,8] // " + LOC]
 
 
@@ -403,11 +410,7 @@ def test_sinks() -> None:
     lines = [
         *POSITIONS, *CAUSAL, *SCORES, *HIDE,
         "%s1 = reshape @sinks: f32[4] {shape=[1,4,1,1]} : f32[1,4,1,1]",
-        "%s2 = expand %s1 {shape=[1,4,S,1]} : f32[1,4,S,1]",
-        "%c = concat %w, %s2 {axis=3} : f32[1,4,S,S + 1]",
-        "%pc = softmax %c {axis=3} : f32[1,4,S,S + 1]",
-        "%p = slice %pc {axis=3, start=0, stop=S} : f32[1,4,S,S]",
-        "%z = matmul %p, %v : f32[1,4,S,8]",
+        *BESIDE_SINKS,
     ]  # fmt: skip
     op = attention(fuse(graph_text(lines), {"sinks": np.array([1.0, -2.0, 0.5, 3.0], np.float32)}))
     assert op.args[3] is None and op.args[4] is not None and expression(op.attr("mask")) == "k <= q"
